@@ -10,6 +10,8 @@ from grpo.utils.errors import ConfigError
 POSITIVE = ("train.temperature", "train.repetition_penalty")
 """Numbers that are positive; `POSITIVE_OR_NULL` may be null."""
 POSITIVE_OR_NULL = ("plan.hourly_price", "gpu.tflops", "gpu.bandwidth_gb_s")
+NOT_NEGATIVE = {"learning_rate": "0 or more", "top_k": "a positive number of tokens, or 0 for no limit"}
+"""Keys of `train`, and their possible values."""
 
 
 def check_values(config: DictConfig) -> None:
@@ -26,12 +28,11 @@ def check_values(config: DictConfig) -> None:
         if value is None or not 0 < value < math.inf:
             null = ", or null" if key in POSITIVE_OR_NULL else ""
             raise ConfigError(f"{key}={value if value is None else f'{value:g}'}: a positive number is needed{null}")
-    if train.learning_rate < 0:
-        raise ConfigError(f"train.learning_rate={train.learning_rate:g}: 0 or more")
+    for key, possible in NOT_NEGATIVE.items():
+        if (value := train[key]) is None or value < 0:
+            raise ConfigError(f"train.{key}={value if value is None else f'{value:g}'}: {possible}")
     if train.top_p is None or not 0 < train.top_p <= 1:
         raise ConfigError(f"train.top_p={train.top_p}: above 0, and 1 for no limit")
-    if train.top_k is None or train.top_k < 0:
-        raise ConfigError(f"train.top_k={train.top_k}: a positive number of tokens, or 0 for no limit")
     if train.min_p is not None and not 0 <= train.min_p <= 1:
         raise ConfigError(f"train.min_p={train.min_p}: from 0 to 1, or null")
     for key in ("train.max_completion_length", "task.max_prompt_length"):
