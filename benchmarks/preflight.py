@@ -249,9 +249,14 @@ def main() -> None:
     ordered = [results[number] for number in sorted(results)]
     show(ordered, console)
     if not args.only:
-        content = {"date": str(date.today()), "versions": versions(), "summary": summary(ordered), "runs": ordered}
+        content = {
+            "date": str(date.today()),
+            "versions": versions(),
+            "summary": (total := summary(ordered)),
+            "runs": ordered,
+        }
         FILE.write_text(json.dumps(content, indent=1) + "\n")
-        preflight_page.write(ordered, content["summary"])
+        preflight_page.write(ordered, total)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,17 @@ NOT_NEGATIVE = {"learning_rate": "0 or more", "top_k": "a positive number of tok
 """Keys of `train`, and their possible values."""
 
 
+def check_ranges(train: DictConfig) -> None:
+    """Check the learning rate and the sampling filters."""
+    for key, possible in NOT_NEGATIVE.items():
+        if (value := train[key]) is None or value < 0:
+            raise ConfigError(f"train.{key}={value if value is None else f'{value:g}'}: {possible}")
+    if train.top_p is None or not 0 < train.top_p <= 1:
+        raise ConfigError(f"train.top_p={train.top_p}: above 0, and 1 for no limit")
+    if train.min_p is not None and not 0 <= train.min_p <= 1:
+        raise ConfigError(f"train.min_p={train.min_p}: from 0 to 1, or null")
+
+
 def check_values(config: DictConfig) -> None:
     """Check that numbers are in their ranges, and that the run has a step.
 
@@ -28,13 +39,7 @@ def check_values(config: DictConfig) -> None:
         if value is None or not 0 < value < math.inf:
             null = ", or null" if key in POSITIVE_OR_NULL else ""
             raise ConfigError(f"{key}={value if value is None else f'{value:g}'}: a positive number is needed{null}")
-    for key, possible in NOT_NEGATIVE.items():
-        if (value := train[key]) is None or value < 0:
-            raise ConfigError(f"train.{key}={value if value is None else f'{value:g}'}: {possible}")
-    if train.top_p is None or not 0 < train.top_p <= 1:
-        raise ConfigError(f"train.top_p={train.top_p}: above 0, and 1 for no limit")
-    if train.min_p is not None and not 0 <= train.min_p <= 1:
-        raise ConfigError(f"train.min_p={train.min_p}: from 0 to 1, or null")
+    check_ranges(train)
     for key in ("train.max_completion_length", "task.max_prompt_length"):
         if (length := OmegaConf.select(config, key)) is not None and length < 1:
             raise ConfigError(f"{key}={length}: at least 1 token")
