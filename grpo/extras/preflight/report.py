@@ -45,9 +45,9 @@ def report(
     duration = expected_duration(config, plan) if plan else None
     here = plan is None or (plan.here and processes(config) == 1)
     seconds = measured(config, problems, result.first_step) if here else {}
-    faster = ratios(duration, seconds) if duration else {}
+    corrections = ratios(duration, seconds) if duration else {}
     planner, enforce = Planner(overrides), config.plan.enforce
-    prospects = Prospects(table_of(outcomes), planner, enforce, faster, seconds.get("rewards", 0.0))
+    prospects = Prospects(table_of(outcomes), planner, enforce, corrections, seconds.get("rewards", 0.0))
     now = prospects.prospect({}, config, duration)
     accuracy, of_each = rewards.accuracy(problems), rewards.of_each(problems)
     lengths = answers.lengths(problems, train.max_completion_length, result.facts["begins_thought"])
@@ -67,13 +67,14 @@ def report(
         result.first_step.at(rate),
     )
     verdict = judged(evidence)
-    verdict.suggestions = suggestions(prospects, config, now) if verdict.lacks_groups else []
-    verdict.suggestions += suggestion(result.first_step, rate, steps)
+    of_groups = suggestions(prospects, config, now) if verdict.lacks_groups else []
+    of_rate = suggestion(result.first_step, rate, steps)
+    verdict.suggestions = of_groups + of_rate
     return {
         "verdict": str(verdict),
         "learns": verdict.learns,
         "suggestions": verdict.suggestions,
-        "command": command([*flags, *overrides], verdict.suggestions),
+        "command": command([*flags, *overrides], of_groups[:1] + of_rate),
         "task": name_of(config.task),
         "problems": len(problems),
         "samples": config.preflight.samples,
@@ -144,9 +145,9 @@ def options_of_grader(config: DictConfig) -> dict[str, Any] | None:
 
 
 def command(overrides: Sequence[str], suggested: Sequence[dict[str, Any]]) -> str:
-    """Return the command line of the run with the first suggestion."""
+    """Return the command line of the run with suggestions."""
     words = [word for word in overrides if not word.lstrip("+").startswith(OURS)]
-    changed = suggested[0]["overrides"] if suggested else []
+    changed = [word for suggestion in suggested for word in suggestion["overrides"]]
     keys = tuple(f"{word.partition('=')[0]}=" for word in changed)
     others = [word for word in words if not (keys and word.lstrip("+").startswith(keys))]
     return " ".join(["python -m grpo.train", *map(shlex.quote, [*others, *changed])])

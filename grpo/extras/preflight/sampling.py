@@ -80,8 +80,8 @@ def for_sampling(config: DictConfig) -> DictConfig:
     train.fsdp = train.fsdp_config = train.deepspeed = None
     config.engine.staleness = 0
     config["update"].compile = False
-    whole = train.generation_batch_size // train.per_device_train_batch_size if train.generation_batch_size else None
-    train.gradient_accumulation_steps = whole or train.steps_per_generation or train.gradient_accumulation_steps
+    slices = (train.generation_batch_size or 0) // train.per_device_train_batch_size or train.steps_per_generation
+    train.gradient_accumulation_steps = slices or train.gradient_accumulation_steps  # a step takes a whole generation
     train.num_iterations = 1
     train.log_completions, train.report_to = False, "none"
     train.save_strategy = train.eval_strategy = "no"
