@@ -78,15 +78,16 @@ def with_masks(outputs: Sequence[Any]) -> tuple[list[list[list[KeptLogprob | Non
         outputs: vLLM's `RequestOutput`s with sampling masks.
     """
 
-    def drawn(token: int, values: Any, kept: Sequence[int]) -> KeptLogprob | None:
+    def logprob_of(token: int, values: Any, kept_tokens: Sequence[int]) -> KeptLogprob | None:
         value = values[token].logprob
-        return KeptLogprob(value, kept) if len(kept) <= WIDEST and not math.isnan(value) else None
+        return KeptLogprob(value, kept_tokens) if len(kept_tokens) <= WIDEST and not math.isnan(value) else None
 
     completions = [completion for output in outputs for completion in output.outputs]
-    return [
-        [[drawn(*of_token)] for of_token in zip(one.token_ids, one.logprobs, one.sampling_mask.token_ids, strict=True)]
-        for one in completions
-    ], None
+    by_token = [
+        zip(completion.token_ids, completion.logprobs, completion.sampling_mask.token_ids, strict=True)
+        for completion in completions
+    ]
+    return [[[logprob_of(*token)] for token in tokens] for tokens in by_token], None
 
 
 def as_tensor(logprobs: Sequence[Sequence[Any]]) -> torch.Tensor:

@@ -48,6 +48,17 @@ def test_a_step_after_a_rollback_is_computed_again(tmp_path: Path) -> None:
     assert "equal, bit for bit, in all steps from checkpoint-1 to step 2" in done.stdout
 
 
+@pytest.mark.vllm
+def test_the_engine_samples_from_the_restored_policy(tmp_path: Path) -> None:
+    done = command("grpo.train", *GUARDED, "generation=vllm_colocate", "hydra.run.dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line)["event"] for line in (tmp_path / "run" / "guard.jsonl").read_text().splitlines()]
+    assert events == ["best", "rollback", "rollback", "fall"]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["sampling/sampling_logp_difference/max"] < 1e-4 for row in rows] == [True] * 3
+    assert rows[1]["completions/mean_terminated_length"] == pytest.approx(rows[0]["completions/mean_length"], rel=0.3)
+
+
 def test_early_stopping_of_transformers_sees_evaluations(tmp_path: Path) -> None:
     options = ["train.eval_strategy=steps", "train.eval_steps=1", "train.save_steps=1", "hydra.run.dir=run"]
     options += ["train.metric_for_best_model=rewards/correctness/mean", "train.load_best_model_at_end=true"]
