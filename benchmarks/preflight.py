@@ -1,7 +1,7 @@
 """Forecasts of `grpo.preflight` beside what the runs did: groups with non-zero variance, and whether accuracy rose.
 
 `python -m benchmarks.preflight --at-once 2` makes 96 runs (`benchmarks/preflight_cases.py`), about 75 minutes on two
-cores, prints tables, and writes `benchmarks/preflight.json` and parts of docs/preflight.md and docs/report.md. 32 of
+cores, prints tables, and writes `benchmarks/preflight.json` and parts of docs/calibration.md and docs/report.md. 32 of
 the runs are sweeps over the learning rate. Per run it calls
 
 - `grpo.preflight` with 256 problems and 8 completions each,

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.pages import ROOT, write_part
 from grpo.extras.preflight.verdict import percent
 
-PAGE, FINDINGS_PAGE = ROOT / "docs" / "preflight.md", ROOT / "docs" / "report.md"
+PAGE, FINDINGS_PAGE = ROOT / "docs" / "calibration.md", ROOT / "docs" / "report.md"
 MODULE = "benchmarks.preflight"
 CLOSE = math.sqrt(10)
 """Factor within which a suggested rate is near the best."""

@@ -20,10 +20,11 @@ from grpo.reporting.listing import COLUMNS, listed, runs_in
 from grpo.reporting.page import named, write_comparison, write_report
 from grpo.reporting.text import show_comparison, show_content
 from grpo.reporting.watch import watch
-from grpo.rundir.history import LATEST, named_run
+from grpo.rundir.history import named_run
 from grpo.rundir.run_dir import is_run, read_run
 from grpo.rundir.sweep_dir import is_sweep
 from grpo.utils.errors import ConfigError
+from rewards.probing.runs import LATEST
 
 PROGRAM = "grpo.report"
 

@@ -3,7 +3,7 @@
 Tries a reward on correct answers, on incorrect answers, and on cheats of policies. Prints completions that earned too
 much, and exits with status 1 if there are any. With `--run RUN_DIR` it lists the completions of a run whose reward
 changes. Examples: `rewards.check my_rewards.py:brevity limit=60 --data rows.jsonl`, `rewards.check format --run
-outputs/2026-01-01/12-00-00`.
+latest`.
 """
 
 import re
@@ -21,6 +21,7 @@ from rich.console import Console
 from rewards.checking import options, print_table, read_rows, run
 from rewards.isolation.reward import Reward, RewardError
 from rewards.probing.probes import final
+from rewards.probing.runs import named_run
 from rewards.probing.tasks import OF_TASK, SHIPPED, configuration, load_yaml, rows_of
 from rewards.probing.trial import Probe, fails, try_out
 
@@ -92,16 +93,17 @@ def check(args: Namespace, console: Console) -> list[str]:
     of_task = [word for word in args.kwargs if OF_TASK.match(word)]
     if of_task and (args.data or args.run):
         raise ValueError(f"{of_task[0]}: a task has its own rows; leave out --data and --run")
-    fn, kwargs = fn_and_kwargs(args.fn, [word for word in args.kwargs if word not in of_task], args.run)
+    run_dir = named_run(args.run) if args.run else None
+    fn, kwargs = fn_and_kwargs(args.fn, [word for word in args.kwargs if word not in of_task], run_dir)
     name = args.name or re.split(r"[.:]", args.fn)[-1]  # of a run its key, as its function may have another
     make = partial(Reward, fn, name, kwargs, timeout=args.timeout)
     with closing(make()) as reward:
         problems: list[str] = []
         try:
-            if args.run:
+            if run_dir:
                 from rewards.probing.compare import compare_with_run
 
-                compare_with_run(args.run, reward, console)
+                compare_with_run(run_dir, reward, console)
             else:
                 if "environments" in reward.needs:
                     raise ValueError(f"{fn} reads environments, which only a run has (task.environment)")
@@ -134,7 +136,7 @@ def main() -> None:
     parser.add_argument(
         "kwargs", nargs="*", metavar="key=value", help="keyword arguments of the reward; task=NAME_OR_YAML: its rows"
     )
-    parser.add_argument("--run", type=Path, help="a run directory: score its completions instead")
+    parser.add_argument("--run", help="a run directory, or latest: score its completions instead")
     parser.add_argument("--name", help="name of the reward in the run; default: that of the function")
     args = parser.parse_intermixed_args()
     run("rewards.check", partial(check, args), "" if args.run else "nothing earned more than it should")

@@ -1,6 +1,6 @@
 """1 for a completion whose Python code passes the row's tests, 0 for any other.
 
-The code runs in a sandbox of bubblewrap, and the tests in another: see `rewards/sandbox/` and docs/rewards.md.
+The code runs in a sandbox of bubblewrap, and the tests in another: see `rewards/sandbox/` and docs/more_rewards.md.
 """
 
 import re

@@ -57,6 +57,9 @@ def check_common(config: DictConfig) -> None:
     """Check what TRL has once: prompts of a batch have one form, and all turns with tools have one limit."""
     tasks = config.task.tasks
     first, *others = map(str, tasks)
+    for name, thinking in ((name, mixed.task.get("thinking")) for name, mixed in tasks.items()):
+        if thinking not in (None, config.task.get("thinking")):
+            raise ConfigError(f"task.tasks.{name}.task.thinking={thinking}: all tasks of a run have task.thinking=…")
     for name in others:
         value, known = (tasks[task].task.conversational for task in (name, first))
         if value != known:
@@ -74,13 +77,13 @@ def check_common(config: DictConfig) -> None:
 
 
 def check_derived(config: DictConfig) -> None:
-    """Check that `task` has nothing but what follows from the tasks; `task.eval.size=0` is possible, too."""
+    """Check that `task` has nothing but what follows from the tasks, `thinking`, and `eval.size=0`."""
     shipped = OmegaConf.merge(
         OmegaConf.load(ROOT / "conf" / "task" / "mixture.yaml"), {"task": {"tasks": config.task.tasks}}
     )
     for key, value in leaves(config.task):
         expected = OmegaConf.select(shipped, f"task.{key}", default=default_of(config.task, key))
-        if key.startswith("tasks.") or value == expected or (key, value) == ("eval.size", 0):
+        if key.startswith("tasks.") or value == expected or key == "thinking" or (key, value) == ("eval.size", 0):
             continue
         raise ConfigError(f"task.{key}={value}: each task of a mixture has its own, task.tasks.NAME.task.{key}=…")
 

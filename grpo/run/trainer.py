@@ -78,7 +78,9 @@ def make_trainer(
             context=Context(
                 stream=problems.stream,
                 view=problems.view,
-                most_images=problems.most_images,
+                most_images=None
+                if tools.functions or tools.environment
+                else problems.most_images,  # of a prompt, not of results
                 memory=memory,
                 keep_columns=True,
                 log_tokens=settings.completions.tokens,

@@ -9,12 +9,13 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from grpo.rundir.files import read_json
-from grpo.rundir.history import LATEST, named_run
+from grpo.rundir.history import named_run
 from grpo.rundir.identity import identity, is_same, read_identity
 from grpo.rundir.lock import is_running, taken
 from grpo.rundir.resume import KEY, checkpoints, is_auto
 from grpo.utils.distributed import BY_US, restarts
 from grpo.utils.errors import ConfigError
+from rewards.probing.runs import LATEST
 
 NEW_DIRECTORY = "${new_run_directory:}"
 NEW_EACH_TIME = re.compile(r"\$\{(new_run_directory|now):[^}]*\}")

@@ -23,7 +23,6 @@ from grpo.config.batch import node_range
 from grpo.rundir.directory import NEW_EACH_TIME
 from grpo.rundir.directory import typed as typed_directory
 from grpo.rundir.files import read_json, write_json
-from grpo.rundir.history import LATEST
 from grpo.rundir.identity import identity, is_same
 from grpo.rundir.resume import KEY as RESUME
 from grpo.rundir.sweep_dir import COLUMNS, EPOCHS, SWEEP, Sweep, read_sweep
@@ -31,6 +30,7 @@ from grpo.sweeps.job import PROGRAM, locked
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
 from grpo.utils.hardware import visible_gpus
+from rewards.probing.runs import LATEST
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""

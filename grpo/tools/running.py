@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from PIL import Image
 
 from grpo.config.mixture import has_own_tools, single_tasks, where
 from grpo.config.tools import environment_args
@@ -26,9 +28,19 @@ def tools_of(source: Source) -> list[Callable[..., Any]]:
     instance = Instance(source)
 
     def function(name: str) -> Callable[..., Any]:
-        return source.described(name, lambda **arguments: instance.call(name, arguments, starts=True))
+        return source.described(name, lambda **arguments: opened(instance.call(name, arguments, starts=True)))
 
     return [function(name) for name in source.description["tools"]]
+
+
+def opened(result: Any) -> Any:
+    """Return the result of a tool with its images as pictures."""
+    if not isinstance(result, list):
+        return result
+    return [
+        {"type": "image", "image": Image.open(io.BytesIO(part["image"]))} if part["type"] == "image" else part
+        for part in result
+    ]
 
 
 class Environment:
@@ -53,7 +65,7 @@ class Environment:
 
     def _acted(self, name: str, arguments: dict[str, Any]) -> Any:
         """Return the result of a tool, or why the episode has not begun."""
-        return self._refused or self._instance.call(name, arguments)
+        return self._refused or opened(self._instance.call(name, arguments))
 
     def _state(self) -> dict[str, Any]:
         """Return its public attributes; none if it has failed."""

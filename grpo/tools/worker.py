@@ -5,6 +5,7 @@ hangs, dies or exhausts memory does not affect the others.
 """
 
 import inspect
+import io
 import os
 import re
 import signal
@@ -136,7 +137,8 @@ def serve_instance(connection: Connection, make: Callable[[], Any]) -> None:
                 if name is None:
                     return plain({key: item for key, item in vars(instance).items() if not key.startswith("_")}), "", ""
                 result = awaited(getattr(instance, name)(**arguments), run)
-            return plain(result) if name == "get_reward" else as_text(result), "", ""
+            kind = {"get_reward": plain, "reset": as_text}.get(name, as_result)
+            return kind(result), "", ""
         except BaseException as error:  # SystemExit too
             where = valid_text(what_and_where(error))
             return None, PLACE.sub("", where)[:LONGEST], where
@@ -144,17 +146,55 @@ def serve_instance(connection: Connection, make: Callable[[], Any]) -> None:
     serve(connection, answer)
 
 
-def as_text(result: Any) -> str | None:
-    """Return a tool's result as text for the model; None for a `reset` without text.
+def as_result(result: Any) -> str | list[dict[str, Any]] | None:
+    """Return a tool's result for the model: text, or parts of a message where it is an image or has one.
+
+    Images are pictures of PIL, alone, in a list with texts, or in parts of messages, and become the bytes of a PNG.
 
     Raises:
-        ValueError: it is an image, or has one.
+        ValueError: an image is no picture.
+    """
+    parts = result if isinstance(result, list | tuple) else [result]
+    pictures = [part["image"] if is_part(part, "image") else part for part in parts]
+    if not any(is_part(part, "image") or hasattr(part, "getexif") for part in parts):
+        return as_text(result)
+    texts = [part["text"] if is_part(part, "text") else part for part in parts]
+    return [
+        {"type": "image", "image": png(picture)}
+        if hasattr(picture, "getexif") or is_part(part, "image")
+        else {"type": "text", "text": as_text(text)}
+        for part, picture, text in zip(parts, pictures, texts, strict=True)
+    ]
+
+
+def is_part(value: Any, kind: str) -> bool:
+    """Whether a value is a part of a message, of text or with an image."""
+    return isinstance(value, dict) and value.get("type") == kind and kind in value
+
+
+def png(picture: Any) -> bytes:
+    """Return a picture of PIL as the bytes of a PNG.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not hasattr(picture, "getexif"):
+        raise ValueError(f"an image of a result is a picture of PIL, not {type(picture).__name__}")
+    file = io.BytesIO()
+    picture.convert("RGB").save(file, "PNG")
+    return file.getvalue()
+
+
+def as_text(result: Any) -> str | None:
+    """Return a result as text for the model; None for a `reset` without text.
+
+    Raises:
+        ValueError: it is an image.
     """
     if result is None:
         return None
-    parts = result if isinstance(result, list | tuple) else [result]
-    if any(hasattr(part, "getexif") or (isinstance(part, dict) and part.get("type") == "image") for part in parts):
-        raise ValueError("the result is an image, and a policy reads text: return a description")
+    if hasattr(result, "getexif"):
+        raise ValueError("the text of a reset cannot be an image: return it from a tool, or have it in the prompt")
     text = valid_text(str(result))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 

@@ -32,7 +32,7 @@ from grpo.trainer.resume import EpochSampler, Resume, load_weights
 from grpo.trainer.rollout import per_token
 from grpo.trainer.rollout.columns import keep_writable
 from grpo.trainer.rollout.from_trainer import rollouts_of
-from grpo.trainer.rollout.image_tokens import check_shows_none, without_image_tokens
+from grpo.trainer.rollout.image_tokens import check_sees, without_image_tokens
 from grpo.trainer.rollout.once_per_group import once_per_group
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
 from grpo.trainer.shared_prompts.trial import SharedPrompts
@@ -290,7 +290,7 @@ class ExactGRPOTrainer(GRPOTrainer):
         return self.rollouts.completer.tokenize(self, prompts, super()._tokenize_prompts)
 
     def _get_tool_suffix_ids(self, tool_messages: list) -> list[int]:
-        check_shows_none(tool_messages)
+        check_sees(self.processing_class, tool_messages)
         messages = without_image_tokens(tool_messages, self.processing_class) if self._is_vlm else tool_messages
         return super()._get_tool_suffix_ids(messages)
 

@@ -148,6 +148,12 @@ def sees_images(trainer: Any) -> bool:
     return trainer._is_vlm
 
 
+def image_tokens(trainer: Any) -> set[int]:
+    """Return the tokens in whose places a policy sees images and videos."""
+    tokens = (getattr(trainer.processing_class, "image_token_id", None), trainer._video_pad_token_id)
+    return {token for token in tokens if token is not None}
+
+
 def tokenizer(trainer: Any) -> Any:
     """Return the tokenizer, which the processor of a vision-language model holds."""
     return trainer._tokenizer

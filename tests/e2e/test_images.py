@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pandas import read_parquet
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoProcessor
@@ -18,6 +19,7 @@ from grpo.config.schema import ROOT
 from grpo.testing.commands import command
 from grpo.testing.vision_policies import make_policy, make_processor
 from tests.e2e.vllm_runs import FILTERS
+from tests.unit.trainer.rollout.test_tool_calls import WITH_IMAGES
 
 SMALL = ["task=shapes", "task.dataset.size=32", "task.eval.size=8", "train.max_steps=2", "train.bf16=false"]
 SMALL += ["train.per_device_train_batch_size=8", "train.num_generations=4"]
@@ -160,9 +162,70 @@ def test_vllm_sees_the_images_that_the_policy_sees(tmp_path: Path) -> None:
         assert len(answers[0]) == 8
 
 
-def save_qwen(folder: Path) -> Path:
+LOOK = """
+from pandas import read_parquet
+from PIL import Image
+def calculator(expression: str) -> list:
+    \"\"\"Look closer.
+
+    Args:
+        expression: where
+    \"\"\"
+    return ["now", Image.new("RGB", (56, 28), "red")] if expression == "1" else Image.new("RGB", (80, 70), "blue")
+"""
+FIRST_TURNS = """
+from transformers import TrainerCallback
+class FirstTurns(TrainerCallback):
+    \"\"\"Lets two of three completions begin with a call, whose log-probabilities are unknown.\"\"\"
+    def __init__(self, trainer):
+        real, tokenizer = trainer._generate_single_turn, trainer.processing_class.tokenizer
+        call = '<tool_call>{"name": "calculator", "arguments": {"expression": "%d"}}</tool_call>'
+        def turn(prompts, *args, **options):
+            ids, logps = real(prompts, *args, **options)
+            for row, prompt in enumerate(prompts):
+                if row % 3 and tuple(prompt) in trainer.rollouts.completer._begun:
+                    ids[row] = [*tokenizer(call % (row % 3))["input_ids"], tokenizer.eos_token_id]
+                    if logps:
+                        logps[row] = [None] * len(ids[row])
+            return ids, logps
+        trainer._generate_single_turn = turn
+"""
+
+
+@needs_torchvision
+@pytest.mark.parametrize(
+    "engine", [pytest.param("transformers", marks=pytest.mark.slow), pytest.param("vllm", marks=pytest.mark.vllm)]
+)
+@pytest.mark.long
+def test_the_policy_sees_the_images_that_tools_return(tmp_path: Path, engine: str) -> None:
+    """Log-probabilities of turns after an image are the policy's; tables, rewards and pages have the rest as text."""
+    folder = save_qwen(tmp_path / "qwen", base="tiny_calculator", template=WITH_IMAGES)
+    for name, text in {"look.py": LOOK, "turns.py": FIRST_TURNS, "odd.py": ODD}.items():
+        (tmp_path / name).write_text(text)
+    Image.new("RGB", (40, 30), "green").save(tmp_path / "0.png")
+    rows = [{"image": ["0.png"] * (row % 2), "question": f"How many {row} ?", "answer": "3"} for row in range(24)]
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    line = ["task=jsonl", "task.dataset.path=problems.jsonl", "task.images=image", "task.eval.size=8", *SMALL[3:]]
+    line += ["task.split=train", "task.eval.split=train", f"model.model_name_or_path={folder}", "model.dtype=float32"]
+    line += ["task.tools=[look.py:calculator]", "+reward.odd.fn=odd.py:odd", "train.max_completion_length=90"]
+    line += ["+callbacks.turns.fn=turns.py:FirstTurns", "train.max_steps=2", "train.max_tool_calling_iterations=2"]
+    line += ["task.max_pixels=2304", "rollout.dynamic_sampling=true"]
+    line += ["generation=vllm_colocate"] if engine == "vllm" else []
+    with_torchvision(["grpo.train", *line, f"hydra.run.dir={tmp_path}/run"], cwd=tmp_path)
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(step["tools/calculator/calls"] > 0 == step["tools/calculator/errors"] for step in steps)
+    if engine == "vllm":
+        assert max(step["sampling/sampling_logp_difference/max"] for step in steps) < 1e-3
+    table = read_parquet(tmp_path / "run" / "completions" / "completions_00002.parquet")
+    messages = [message for completion in table["completion"] for message in completion]
+    results = {message["content"] for message in messages if message["role"] == "tool"}
+    assert results == {"now [image, 56 x 28]", "[image, 80 x 70]"}
+
+
+def save_qwen(folder: Path, base: str = "tiny", template: str = "") -> Path:
     """Save a tiny Qwen2.5-VL in a folder as it is on the hub."""
-    processor = make_processor("qwen2_5_vl")
+    processor = make_processor("qwen2_5_vl", base=base)
+    processor.chat_template = template or processor.chat_template
     make_policy("qwen2_5_vl", processor).save_pretrained(folder)
     processor.tokenizer.save_pretrained(folder)
     processor.image_processor.save_pretrained(folder)

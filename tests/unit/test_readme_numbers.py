@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import demo, guard, replay
+from benchmarks import demo, guard, replay, shown
 from benchmarks import preflight_page as page
 from benchmarks.pages import with_part
 from grpo.config.schema import ROOT
@@ -150,3 +150,11 @@ def test_plans_and_forecasts_are_as_often_right() -> None:
 
 def test_families_are_as_many_as_were_tried() -> None:
     assert f"of the {len(written('families')['families'])}](models.md)" in COMPARISON
+
+
+def test_outputs_that_pages_show_are_what_the_commands_print() -> None:
+    printed = written("shown")
+    for page in shown.PAGES:
+        for command, lines in shown.blocks(page):
+            rest = iter(printed[command])
+            assert all(line == "…" or line in rest for line in lines), (page.name, command)

@@ -32,6 +32,7 @@ from grpo.trainer.rollout.sampling import Sampled, Source
 from grpo.trainer.rollout.stages import Stage
 from grpo.trainer.update.token_values import Watcher
 from grpo.utils.atomic import atomic
+from grpo.utils.errors import GenerationError
 
 FOLDER = "replay"
 STEPS = "steps.jsonl"
@@ -112,7 +113,13 @@ class Recorder(TrainerCallback, Stage, Watcher):
         return batch
 
     def keep_rollouts(self, completions: Sequence[Completion], batch: Batch) -> None:
-        """Write down rollouts as they are assembled."""
+        """Write down rollouts as they are assembled.
+
+        Raises:
+            GenerationError: a tool has returned an image.
+        """
+        if any(completion.tool_images for completion in completions):
+            raise GenerationError("replay.keep: a tool has returned an image, and rollouts with images are not kept")
         tokens = {
             name: value.cpu()
             for name, value in batch.items()

@@ -332,8 +332,8 @@ class PolicyEngine(VLLMGeneration, Backend):
             GenerationError: vLLM failed, saw other prompts, or left a completion empty, as it does with requests that
                 it gives up.
         """
-        inputs = [self.unexpanded.get(tuple(ids), ids) for ids in prompts]
         shown = [row or None for row in images] if images else None
+        inputs = [self._in_short(ids) for ids in prompts] if images else prompts
         with explained(self, "generated"), self._exact():
             if not self.checked and not (self.mode == "colocate" and self._llm_weights_sleeping):
                 self.check_transfer()
@@ -380,6 +380,13 @@ class PolicyEngine(VLLMGeneration, Backend):
     def give_images(self, prompts: list[list[int]], unexpanded: list[list[int]]) -> None:
         """Keep prompts in vLLM's form with images: one token per image, which vLLM expands itself."""
         self.unexpanded = dict(zip(map(tuple, prompts), unexpanded, strict=True))
+
+    def _in_short(self, ids: list[int]) -> list[int]:
+        """Return a prompt with one token per image; a later turn begins with its prompt, and tools may add images."""
+        begun = next((prompt for prompt in self.unexpanded if tuple(ids[: len(prompt)]) == prompt), ())
+        image, added = self.processing_class.image_token_id, ids[len(begun) :]
+        short = [token for before, token in zip([None, *added], added, strict=False) if not before == token == image]
+        return [*self.unexpanded.get(begun, []), *short]
 
     @contextmanager
     def greedy(self) -> Iterator[None]:

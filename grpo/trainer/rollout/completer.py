@@ -112,8 +112,8 @@ class Completer:
                 else:
                     ids, logps = self._by_transformers(trainer, *arguments, longest), None
         ids, logps = within(limits, ids, logps)
-        token = getattr(trainer.processing_class, "image_token_id", None)
-        return (ids, logps) if token is None else end_before(token, trl.tokenizer(trainer).eos_token_id, ids, logps)
+        unseen = trl.image_tokens(trainer)
+        return end_before(unseen, trl.tokenizer(trainer).eos_token_id, ids, logps) if unseen else (ids, logps)
 
     def _by_transformers(
         self,

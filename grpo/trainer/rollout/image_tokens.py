@@ -72,31 +72,36 @@ def of_prompts(divided: Batch, places: Sequence[int]) -> Batch:
     return {key: value for key, value in pick(divided, places).items() if FIELDS[key].of != "row"}
 
 
-def end_before(token: int, eos: int, completions: list[list[int]], logprobs: list | None) -> tuple[list, list | None]:
-    """Return completions that end before the token of images, and the log-probabilities of the tokens that are left.
+def end_before(
+    tokens: Sequence[int], eos: int, completions: list[list[int]], logprobs: list | None
+) -> tuple[list, list | None]:
+    """Return completions that end before a token of images or videos, and the log-probabilities of the tokens left.
 
     No image belongs to one that a policy writes, and the model would stop at the mismatch. A completion that begins
     with it becomes the token `eos`, whose log-probability is unknown: None, as of a token that vLLM could not score.
     """
-    ends = [ids.index(token) if token in ids else len(ids) for ids in completions]
+    ends = [next((place for place, token in enumerate(ids) if token in tokens), len(ids)) for ids in completions]
     completions = [ids[:end] or [eos] for ids, end in zip(completions, ends, strict=True)]
     if logprobs is not None:
         logprobs = [values[:end] or [None] for values, end in zip(logprobs, ends, strict=True)]
     return completions, logprobs
 
 
-def check_shows_none(messages: Sequence[dict[str, Any]]) -> None:
-    """Check that the results of tools are text.
+def check_sees(processor: Any, messages: Sequence[dict[str, Any]]) -> None:
+    """Check that the policy sees the images in the results of tools, if there are any.
 
     Raises:
-        GenerationError: one has an image.
+        GenerationError: it reads text alone, or TRL does not know the token of its images.
     """
     for message in messages:
         parts = message["content"] if isinstance(message["content"], list) else []
-        if any(isinstance(part, dict) and part.get("type") == "image" for part in parts):
+        shows = any(isinstance(part, dict) and part.get("type") == "image" for part in parts)
+        if shows and not hasattr(
+            getattr(processor, "image_processor", None), "merge_size"
+        ):  # Qwen's, and those like it
             raise GenerationError(
-                f"tool {message['name']!r} returned an image, and a policy sees the images of its prompt alone: return "
-                "a description, or show the image in the prompt"
+                f"tool {message['name']!r} returned an image, which only a policy like Qwen-VL can read: return a "
+                "description"
             )
 
 

@@ -9,7 +9,7 @@ from grpo.trainer import trl
 from grpo.trainer.rollout.columns import compares, unique, with_groups
 from grpo.trainer.rollout.completion import Row
 from grpo.trainer.rollout.thumbnails import strip_images
-from grpo.trainer.rollout.tool_calls import loggable
+from grpo.trainer.rollout.tool_calls import as_text, loggable
 
 ONE_AT_A_TIME = Lock()
 """Held while reward functions are called: rollouts in flight are scored one batch at a time."""
@@ -19,11 +19,14 @@ def score(trainer: Any, rows: list[Row], prompts: list, completions: list, ids: 
     """Return the rewards of completions, (completions of all processes, rewards), as TRL's `_calculate_rewards`.
 
     TRL adds up the rewards that are not NaN: a failed one would count as 0, so that its completion has none here.
-    Prompts lose their images, and tool calls become text, in place: tables and checkpoints keep both.
+    Prompts and results of tools lose their images, and tool calls become text, in place: tables and checkpoints keep
+    them, and rewards read them.
     """
     if any(map(compares, trainer.reward_funcs)):
         group = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
         rows = with_groups(rows, group)
+    if trainer.tools:
+        completions[:] = [[as_text(message) for message in messages] for messages in completions]
     pending = trl.take_columns(trainer)
     failed = torch.zeros(len(prompts), dtype=torch.bool, device=trainer.accelerator.device)
     with ONE_AT_A_TIME:

@@ -64,6 +64,14 @@ def is_answered(messages: list[Message]) -> bool:
     return bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
 
 
+def as_text(message: Message) -> Message:
+    """Return a message with text alone: the sizes of images that a tool has returned stand in their places."""
+    if not isinstance(message.get("content"), list):
+        return message
+    parts = [part.get("text") or "[image, {} x {}]".format(*part["image"].size) for part in message["content"]]
+    return {**message, "content": " ".join(parts)}
+
+
 def loggable(message: Message) -> Message:
     """Return a message whose tool calls, if it has any, have their arguments as JSON, as a table needs one type."""
     if not message.get("tool_calls"):

@@ -69,6 +69,10 @@ def test_a_resolved_mixture_can_be_read_again(composed: Compose) -> None:
         ([*TWO, "task.tasks.sums.weight=inf"], r"sums\.weight=inf: a number from 0"),
         ([*TWO, "task.tasks.sums.weight=0", "task.tasks.words.weight=0"], "words, sums are all 0"),
         ([*TWO, "task.prompt=x"], r"task\.prompt=x: each task of a mixture has its own"),
+        (
+            [*TWO, "+task.tasks.sums.task.thinking=true"],
+            r"sums\.task\.thinking=True: all tasks of a run have task\.thin",
+        ),
         ([*TWO, "task.max_prompt_length=9"], r"max_prompt_length=9: each task of a mixture has its own"),
         ([*TWO, "task.eval.size=7"], r"eval\.size=7: each task"),
         ([*TWO, "task.few_shot.completion=x"], r"few_shot\.completion=x: each task"),

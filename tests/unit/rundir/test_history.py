@@ -8,8 +8,9 @@ import pytest
 from omegaconf import DictConfig
 
 from grpo.rundir.files import write_json
-from grpo.rundir.history import LATEST, has_been_run, name_of, named_run
+from grpo.rundir.history import has_been_run, name_of, named_run
 from grpo.utils.errors import ConfigError
+from rewards.probing.runs import LATEST
 
 
 def test_a_task_is_named_by_its_data(composed: Callable[..., DictConfig]) -> None:

@@ -211,9 +211,10 @@ def test_a_result_without_end_is_cut(tools: dict[str, Callable[..., Any]]) -> No
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_an_image_as_a_result_is_an_error_and_no_text(tools: dict[str, Callable[..., Any]], beside: bool) -> None:
-    with pytest.raises(ToolError, match="the result is an image, and a policy reads text: return a description"):
-        tools["look"](beside=beside)
+def test_an_image_as_a_result_is_a_part_of_the_message(tools: dict[str, Callable[..., Any]], beside: bool) -> None:
+    *texts, part = tools["look"](beside=beside)
+    assert texts == [{"type": "text", "text": "a"}] * beside
+    assert (part["type"], part["image"].size, part["image"].mode) == ("image", (2, 2), "RGB")
 
 
 def test_the_text_of_a_tool_is_valid_unicode(tools: dict[str, Callable[..., Any]]) -> None:

@@ -7,7 +7,7 @@ import torch
 from grpo.trainer.batch import pick
 from grpo.trainer.rollout.image_tokens import by_prompt, can_split, end_before
 
-IMAGE, EOS = 9, 1
+IMAGE, VIDEO, EOS = 9, 8, 1
 
 
 def processor(tokens_per_tile: int) -> SimpleNamespace:
@@ -47,9 +47,9 @@ def test_images_side_by_side_stay_with_their_row() -> None:
 
 
 def test_a_completion_ends_before_an_image_that_it_writes() -> None:
-    completions = [[4, 5, IMAGE, 6], [4, 5], [IMAGE, 4]]
+    completions = [[4, 5, VIDEO, IMAGE], [4, 5], [IMAGE, 4]]
     logprobs = [[-1.0, -2.0, -3.0, -4.0], [-1.0, -2.0], [-1.0, -2.0]]
-    kept, values = end_before(IMAGE, EOS, completions, logprobs)
+    kept, values = end_before({IMAGE, VIDEO}, EOS, completions, logprobs)
     assert kept == [[4, 5], [4, 5], [EOS]]
     assert values == [[-1.0, -2.0], [-1.0, -2.0], [None]]
-    assert end_before(IMAGE, EOS, completions, None)[1] is None
+    assert end_before({IMAGE, VIDEO}, EOS, completions, None)[1] is None

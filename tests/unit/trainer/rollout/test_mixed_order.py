@@ -123,6 +123,7 @@ def test_a_server_generates_up_to_the_limit_of_all_processes() -> None:
         accelerator=accelerator,
         max_completion_length=24,
         processing_class=None,
+        _video_pad_token_id=None,
     )
     completer._begun = {(1,): 3}
 

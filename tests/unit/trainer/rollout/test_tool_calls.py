@@ -12,6 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from pandas import read_parquet
+from PIL import Image
 from rich.console import Console
 from transformers import AutoTokenizer
 from trl import GRPOTrainer, prepare_multimodal_messages
@@ -38,7 +39,7 @@ from grpo.testing.stock_trl import (
 from grpo.testing.vision_policies import make_policy, make_processor, problems
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout.episodes import answers
-from grpo.trainer.rollout.image_tokens import check_shows_none, without_image_tokens
+from grpo.trainer.rollout.image_tokens import check_sees, without_image_tokens
 from grpo.trainer.rollout.tool_calls import loggable, parsed, valid
 from grpo.utils.errors import GenerationError
 from rewards.isolation.reward import Reward
@@ -46,6 +47,21 @@ from rewards.isolation.reward import Reward
 TOKENIZER = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny_calculator")
 QUESTIONS = [f"Mia has {number} apples. How many apples does she have now?" for number in range(48)]
 PROMPTS = [[{"role": "user", "content": question}] for question in QUESTIONS]
+
+
+PICTURE = Image.new("RGB", (56, 28), (200, 0, 0))
+
+
+def look(expression: str) -> list[Any]:
+    """Look closer.
+
+    Args:
+        expression: where
+    """
+    return [{"type": "text", "text": "now"}, {"type": "image", "image": PICTURE}]
+
+
+look.__name__ = "calculator"  # which the drawn turns call
 
 
 class Game:
@@ -186,6 +202,22 @@ def test_an_engine_reads_the_descriptions_of_tools_beside_images(tmp_path: Path)
     expanded, unexpanded = ([token for token in ids[0] if token != processor.image_token_id] for ids in given)
     assert expanded == unexpanded
     assert expanded[-1] == processor.tokenizer.convert_tokens_to_ids("<tool_call>")
+
+
+@pytest.mark.parametrize("options", [{"loss_type": "dapo"}, KL_FOUR_SLICES | {"beta": 0.0}], ids=["dapo", "slices"])
+def test_the_gradient_with_images_of_tools_is_stock_trls(tmp_path: Path, options: dict[str, Any]) -> None:
+    processor = make_processor("qwen2_vl", base="tiny_calculator")
+    processor.chat_template = WITH_IMAGES
+    known = {"processing_class": processor, "train_dataset": problems(), "tools": [look], "max_completion_length": 80}
+
+    def trainer(kind: type[GRPOTrainer], **others: Any) -> Any:
+        return with_tools(kind, tmp_path, model=make_policy("qwen2_vl", processor), **known, **options, **others)
+
+    mine = train(doubled(trainer(ExactGRPOTrainer, update=SMALL)))
+    theirs = train(doubled(trainer(GRPOTrainer)), start_from=mine.weights)
+    assert mine.logs[0]["tools/call_frequency"] > 0.3
+    for gradient, expected in zip(mine.gradients, theirs.gradients, strict=True):
+        assert relative_difference(gradient, expected) < 1e-5
 
 
 def scores_of(trainer: Any, kept: list) -> Any:
@@ -344,11 +376,15 @@ def test_nested_calls_are_text(depth: int) -> None:
     assert parsed(Tokenizer(), [1], prefix=[2]) == {"role": "assistant", "content": "as it is"}
 
 
-def test_an_image_in_the_result_of_a_tool_is_refused_in_a_line() -> None:
+def test_a_policy_that_reads_text_alone_is_shown_no_image() -> None:
+    processor, tiles = make_processor("qwen2_vl"), make_processor("llava_next")
     text = {"role": "tool", "name": "page", "content": [{"type": "text", "text": "a"}]}
-    check_shows_none([text, text | {"content": "b"}])
-    with pytest.raises(GenerationError, match=r"^tool 'look' returned an image, and .*: return a description, or show"):
-        check_shows_none([text, {"role": "tool", "name": "look", "content": [{"type": "image", "image": object()}]}])
+    picture = {"role": "tool", "name": "look", "content": [{"type": "image", "image": PICTURE}]}
+    check_sees(TOKENIZER, [text, text | {"content": "b"}])
+    check_sees(processor, [text, picture])
+    for blind in (TOKENIZER, tiles):
+        with pytest.raises(GenerationError, match=r"^tool 'look' returned an image, .* like Qwen-VL can read"):
+            check_sees(blind, [text, picture])
 
 
 def test_a_tool_cannot_write_the_token_of_an_image(tmp_path: Path) -> None:
