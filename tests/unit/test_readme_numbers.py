@@ -154,7 +154,22 @@ def test_families_are_as_many_as_were_tried() -> None:
 
 def test_outputs_that_pages_show_are_what_the_commands_print() -> None:
     printed = written("shown")
-    for page in shown.PAGES:
-        for command, lines in shown.blocks(page):
+    for file in shown.PAGES:
+        for command, lines in shown.blocks(file):
             rest = iter(printed[command])
-            assert all(line == "…" or line in rest for line in lines), (page.name, command)
+            assert all(line == "…" or line in rest for line in lines), (file.name, command)
+
+
+def test_gradients_and_replays_are_as_exact_as_measured() -> None:
+    replayed, on_cpus, on_a_gpu = written("replay"), written("exactness"), written("gpu")
+    assert f"[{replayed['named']} of {replayed['planted']}]" in README
+    cases = on_cpus["relative_difference"].values()
+    assert f"[{len(cases)} cases]" in README
+    assert max(case["gradient"] for case in cases) < 1e-5
+    in_float32 = on_a_gpu["results"]["exactness in float32"]["float32 against TRL"].values()
+    assert len(in_float32) == 6
+    assert f"gradients of six cases are TRL's to {max(in_float32):.1e}".replace("e-0", "e-") in README
+    forecasts = written("preflight")["summary"]
+    assert f"[{forecasts['right']} verdicts were correct]" in (ROOT / "docs" / "preflight.md").read_text(
+        encoding="utf-8"
+    )
