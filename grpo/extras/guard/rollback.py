@@ -1,4 +1,4 @@
-"""Takes a training back to a checkpoint: weights, optimizer, reference; the step, the data and the schedule go on."""
+"""Takes a training back to a checkpoint: weights, optimizer, reference; the step, the data and the schedule continue."""
 
 from pathlib import Path
 from typing import Any
