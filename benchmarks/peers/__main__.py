@@ -2,7 +2,7 @@
 
 verl and ms-swift need other versions of transformers and TRL. Each gets an environment:
 
-    python -m venv outputs/verl && outputs/verl/bin/pip install verl==0.9.1 torch==2.13.0
+    python -m venv outputs/verl && outputs/verl/bin/pip install verl==0.9.1 prefix_grouper torch==2.13.0
     python -m venv outputs/swift && outputs/swift/bin/pip install ms-swift==4.6.0 msgspec torch==2.13.0
     python -m benchmarks.peers --verl outputs/verl/bin/python --swift outputs/swift/bin/python
 
@@ -67,18 +67,20 @@ def start(folder: Path, args: argparse.Namespace) -> dict[str, Peer]:
             name = "verl, padded" if padded else "verl"
             given = (str(UNMEASURED), *padded)
             peers[name] = Peer(args.verl, "benchmarks.peers.with_verl", folder, *given, environment=VERL)
+        peers["verl, prefix grouper"] = Peer(args.verl, "benchmarks.peers.with_prefix_grouper", folder)
     if args.swift:
         peers["ms-swift"] = Peer(args.swift, "benchmarks.peers.with_swift", folder)
     return peers
 
 
-def measure(peers: dict[str, Peer], folder: Path, repeats: int) -> dict[str, Any]:
-    """Update by all in turns, each time from another beginning, after a first round that is not counted."""
+def measure(peers: dict[str, Peer], folder: Path, repeats: int, only: list[str] | None) -> dict[str, Any]:
+    """Update by all, or `only` some, in turns, each time from another beginning, after an uncounted round of all."""
     order = list(peers)
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in order}
     gradients = {}
     for place in range(1 + repeats):
-        for name in order[place % len(order) :] + order[: place % len(order)]:
+        turns = order[place % len(order) :] + order[: place % len(order)]
+        for name in (name for name in turns if place == 0 or not only or name in only):
             found = peers[name].update(keep_gradient=place == 0)
             Console().print(f"{name}: {found}", highlight=False)
             if place == 0:
@@ -90,6 +92,7 @@ def measure(peers: dict[str, Peer], folder: Path, repeats: int) -> dict[str, Any
         | {"gradient_difference": relative_difference(gradients[name], gradients["trl"])}
         | {"versions": peers[name].versions}
         for name in order
+        if rounds[name]
     }
 
 
@@ -119,21 +122,22 @@ def main() -> None:
     parser.add_argument("--workload", default="b", choices=list(WORKLOADS))
     parser.add_argument("--rows", type=int, default=64, help="completions per step, in groups of 8")
     parser.add_argument("--repeats", type=int, default=2, help="updates by each that are counted")
-    parser.add_argument("--no-write", action="store_true")
+    parser.add_argument("--only", nargs="+", help="names of peers; TRL's gradient is compared anyway")
+    parser.add_argument("--output", default="peers_cpu.json", help="a file in benchmarks/; - for none")
     args = parser.parse_args()
     logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, args.workload, args.model, args.rows)
         peers = start(folder, args)
-        results = measure(peers, folder, args.repeats)
+        results = measure(peers, folder, args.repeats, args.only)
         for peer in peers.values():
             peer.close()
     show(results)
-    if not args.no_write:
+    if args.output != "-":
         content = {"date": str(date.today()), "cpu_cores": os.cpu_count(), "model": args.model, "rows": args.rows}
         content |= {"workload": f"({args.workload}) {WORKLOADS[args.workload].name}", "verl_tokens": UNMEASURED}
-        path = ROOT / "benchmarks" / "peers_cpu.json"
+        path = ROOT / "benchmarks" / args.output
         path.write_text(json.dumps(content | {"results": results}, indent=1) + "\n")
 
 
