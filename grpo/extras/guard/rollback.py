@@ -1,4 +1,4 @@
-"""Takes a training back to a checkpoint: weights, optimizer, reference; the step, the data and the schedule continue."""
+"""Takes a training back to a checkpoint: weights, optimizer, reference; step, data and schedule continue."""
 
 from pathlib import Path
 from typing import Any
