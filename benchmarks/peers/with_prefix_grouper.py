@@ -1,7 +1,7 @@
 """The update with verl's prefix grouper, in an environment that has verl and prefix_grouper; see `benchmarks.peers`.
 
 No engine of verl 0.9.1 calls it, so that this calls its functions: a group per micro-batch, the prompt once, padded
-completions, in float32 and without gradient checkpointing; the log-probabilities of the old policy first, then the gradient.
+completions, in float32 and without gradient checkpointing; log-probabilities of the old policy, then the gradient.
 Its masks are those of FlashAttention, which a CPU lacks: PyTorch's attention gets the same ones with all dimensions.
 """
 
