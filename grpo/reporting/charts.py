@@ -16,6 +16,8 @@ HEIGHT = 170
 """Pixels."""
 LABELS = 36
 """Pixels for the labels beside a chart, so that the charts of a column are aligned."""
+NUMBERS = "format(datum.value, abs(datum.value) >= 1e4 ? '~s' : datum.value && abs(datum.value) < 1e-3 ? '.0e' : '~r')"
+"""Vega's expression for labels of numbers, which fit into `LABELS`."""
 MAX_LABEL = 24
 """Characters per label of a value."""
 INTERVAL = "95 % interval"
@@ -34,7 +36,7 @@ class Chart:
     about: str = ""
     """How the numbers are computed."""
     unit: str = ""
-    """Of the values; `%` for fractions."""
+    """Unit of the values; `%` for fractions."""
     lines: dict[str, Points] = field(default_factory=dict)
     """Points by the name of a line, as of a `Curve`; none where the specification has its data."""
     held_out: list[tuple[float, float, float, float]] = field(default_factory=list)
@@ -74,7 +76,8 @@ def lines_over_steps(names: tuple[str, ...], percent: bool = False, held_out: bo
     ends = [altair.expr("first"), altair.expr("last")]
     x = altair.X("x:Q", title="step", scale=altair.Scale(domain=ends, nice=False), axis=altair.Axis(tickCount=6))
     domain = {"domain": [0, 1]} if percent else {}
-    axis = altair.Axis(format="%" if percent else "~r", tickCount=5, minExtent=LABELS, maxExtent=LABELS)
+    labels = {"format": "%"} if percent else {"labelExpr": NUMBERS}
+    axis = altair.Axis(tickCount=5, minExtent=LABELS, maxExtent=LABELS, **labels)
 
     def height(name: str) -> altair.Y:
         return altair.Y(f"{name}:Q", title=None, scale=altair.Scale(zero=False, **domain), axis=axis)

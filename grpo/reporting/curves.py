@@ -16,7 +16,7 @@ Points = Sequence[tuple[Any, ...]]
 MAX_POINTS = 600
 """Points per line; of more the lowest and the highest of each stretch are kept."""
 AXES = ("step", "minutes", "tokens")
-"""What charts may be drawn over."""
+"""Axes that a chart may be drawn over."""
 PHASES = ("generate", "reward", "logprobs", "update")
 """Phases of a step, as in the names of metrics."""
 PROBLEMS = {"solved": "solved", "learnable": "learnable", "out_of_reach": "out of reach"}

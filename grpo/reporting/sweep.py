@@ -24,7 +24,7 @@ class Group:
     """The jobs of a sweep that differ in nothing but their seeds."""
 
     label: str
-    """The values that tell it from others, such as `num_generations=4`."""
+    """Values of the swept settings, such as `num_generations=4`."""
     runs: list[Run]
     """The best job first."""
 
@@ -35,7 +35,7 @@ class Group:
 
     @property
     def quality(self) -> tuple[float, float]:
-        """What groups are ordered by: mean accuracy, then mean reward."""
+        """Mean accuracy, then mean reward: the order of groups."""
         return tuple(mean(numbers) for numbers in zip(*map(quality, self.runs), strict=True))  # type: ignore[return-value]
 
 
@@ -115,15 +115,12 @@ def groups_of(sweep: Sweep, settings: Sequence[str]) -> list[Group]:
 
 
 def label_of(keys: Sequence[str], sweep: Sweep, run: Run) -> str:
-    """Return values of a job with the last parts of their keys, such as `num_generations=4, beta=0`; its name without.
-
-    Two jobs of a sweep of several such keys have labels that differ, as the order of the keys is the same.
-    """
+    """Return values of a job with the last parts of their keys, such as `num_generations=4, beta=0`; its name without keys."""
     return ", ".join(f"{key.rpartition('.')[2]}={sweep.value(run, key)}" for key in keys) or sweep.name(run)
 
 
 def quality(run: Run) -> tuple[float, float]:
-    """Return what runs are ordered by: accuracy, then reward."""
+    """Return accuracy, then reward: the order of runs."""
     return run.accuracy or 0.0, run.reward or 0.0
 
 

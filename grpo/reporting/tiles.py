@@ -1,4 +1,4 @@
-"""The numbers above a run's page: where it stands, how it changed, and its worst moment."""
+"""The numbers above a run's page: where it stands, how it changed, its worst moment, and a curve."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Tile:
     worst_step: int | None
     worst_shown: str
     note: str
-    """What the tile says below the change."""
+    """Text below the change."""
     curve: list[float]
     """At most `CURVE` values from the start to now."""
 
@@ -63,7 +63,8 @@ def held_out(run: Run) -> Tile | None:
     accuracies = [part["accuracy"] for part in ends]
     looks = [value for _, value in values(run, "guard/accuracy")]
     low, high = ends[-1]["interval"]
-    note = f"95 % interval {low:.1%} to {high:.1%}, {ends[-1]['samples']} problems"
+    first = f"{accuracies[0]:.1%} before; " if len(ends) > 1 else ""
+    note = f"{first}95 % interval {low:.1%} to {high:.1%}, {ends[-1]['samples']} problems"
     change = accuracies[-1] - accuracies[0] if len(ends) > 1 else None
     changed = signed(100 * change, POINTS) if change is not None else ""
     curve = [accuracies[0], *looks, *accuracies[1:]]

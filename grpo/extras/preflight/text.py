@@ -66,7 +66,8 @@ def lines_of(report: dict[str, Any]) -> list[tuple[str, str]]:
 def against(report: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the lines that speak against the run as it is."""
     counts, repeated, lengths = report["counts"]["train"], report["duplicates"], report["lengths"]
-    names = {"warning", "contradict", "disagree", "thinking"}
+    names = {"warning", "contradict", "thinking"}
+    names |= {"disagree"} if report["contradictions"] else set()
     names |= {"answers"} if counts["unread_answer"] + counts["not_a_number"] else set()
     names |= {"duplicates"} if repeated and repeated["held_out"] else set()
     names |= {"truncated"} if lengths["truncated"]["value"] > OFTEN else set()

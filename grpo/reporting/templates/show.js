@@ -67,11 +67,12 @@ const Show = (() => {
 
   const completion = (step, group, row, label, compare) => {
     const made = node("div", undefined, `completion ${grade(row.correct)}`), head = node("h4", label), count = row.rows.length;
-    const given = Object.entries(row.rewards).map(([name, value]) => `${name} ${figure(value)}`).join(", ");
-    const length = row.completion_tokens === undefined ? "" : `, ${row.completion_tokens} tokens${row.truncated ? ", truncated" : ""}`;
+    const rewards = Object.entries(row.rewards).map(([name, value]) => `${name} ${figure(value)}`).join(", ");
+    const several = Object.keys(row.rewards).length > 1, length = row.completion_tokens;
+    const facts = [count > 1 ? `${count} equal` : "", `reward ${figure(row.reward)}${several ? ` (${rewards})` : ""}`,
+      row.advantage === null ? "" : `advantage ${row.advantage}`, length === undefined ? "" : `${length} tokens`, row.truncated ? "truncated" : ""];
     if (grade(row.correct)) head.append(node("span", grade(row.correct), row.correct ? "completed" : "failed"), ", ");
-    if (count > 1) head.append(`${count} equal, `);
-    head.append(`reward ${figure(row.reward)} (${given}), advantage ${figure(row.advantage)}${length} `);
+    head.append(`${facts.filter(Boolean).join(", ")} `);
     const link = node("a", "#"), button = node("button", "compare");
     Object.assign(link, { href: `#step=${step}&row=${row.row}`, title: "link to this completion" });
     button.addEventListener("click", () => compare({ step, group, row }));
