@@ -48,7 +48,9 @@ def write_run(
             values |= {"completions/clipped_ratio": 0.01, "update/rows_skipped": 3.0}
             values = {name: value * (1 + 0.01 * (step % 2)) for name, value in values.items()}
             values |= {"reward": accuracy, "rewards/correctness/mean": accuracy, "learning_rate": 3e-4}
-            values |= {f"time/{phase}": 0.1 + 0.01 * (step % 2) for phase in ("generate", "reward", "logprobs", "update")}
+            values |= {
+                f"time/{phase}": 0.1 + 0.01 * (step % 2) for phase in ("generate", "reward", "logprobs", "update")
+            }
             values |= {"memory/generate_gb": 0.8 + 0.01 * (step % 2), "memory/update_gb": 0.7, "memory/host_gb": 0.9}
             file.write(json.dumps({"step": step, **values, "num_tokens": 100.0 * step, "step_time": 0.4}) + "\n")
             rows = groups * generations

@@ -14,7 +14,7 @@ DASHES = [[1, 0], [6, 2], [2, 2], [8, 2, 2, 2], [4, 4], [1, 3]]
 """Patterns of a chart's lines, so that they differ without colours."""
 HEIGHT = 170
 """Pixels."""
-LABELS = 36
+LABELS = 42
 """Pixels for the labels beside a chart, so that the charts of a column are aligned."""
 NUMBERS = "format(datum.value, abs(datum.value) >= 1e4 ? '~s' : datum.value && abs(datum.value) < 1e-3 ? '.0e' : '~r')"
 """Vega's expression for labels of numbers, which fit into `LABELS`."""
@@ -77,7 +77,7 @@ def lines_over_steps(names: tuple[str, ...], percent: bool = False, held_out: bo
     x = altair.X("x:Q", title="step", scale=altair.Scale(domain=ends, nice=False), axis=altair.Axis(tickCount=6))
     domain = {"domain": [0, 1]} if percent else {}
     labels = {"format": "%"} if percent else {"labelExpr": NUMBERS}
-    axis = altair.Axis(tickCount=5, minExtent=LABELS, maxExtent=LABELS, **labels)
+    axis = altair.Axis(tickCount=5, minExtent=LABELS, maxExtent=LABELS, labelLimit=LABELS, **labels)
 
     def height(name: str) -> altair.Y:
         return altair.Y(f"{name}:Q", title=None, scale=altair.Scale(zero=False, **domain), axis=axis)
@@ -136,7 +136,7 @@ def accuracy_by_value(
         for name, of_value in accuracies.items()
         for (value, low, high), label in zip(of_value, (labels or {}).get(name, [""] * len(of_value)), strict=True)
     ]
-    lines = list(dict.fromkeys(row["line"] for row in rows))
+    lines = list(dict.fromkeys(str(row["line"]) for row in rows))
     axis = altair.Axis(labelAngle=slant(accuracies))
     x = altair.X("of:N", title=None, sort=None, axis=axis, scale=altair.Scale(domain=list(names.values())))
     y = altair.Y("value:Q", title=None, scale=altair.Scale(domain=[0, 1]), axis=altair.Axis(format="%", tickCount=5))

@@ -112,7 +112,8 @@ def group(
 ) -> dict[str, Any]:
     """Return a prompt and its completions, the highest reward first; one without a reward comes last.
 
-    A problem with a reference answer has this `answer`. A prompt with images has their files; one that asks for boxes has the correct ones, and its completions theirs.
+    A problem with a reference answer has this `answer`. A prompt with images has their files; one that asks for boxes
+    has the correct ones, and its completions theirs.
     """
     files = names_of(rows[0].get("thumbnails"))
     boxes = reference_boxes(rows[0]) if files else []

@@ -102,11 +102,11 @@ def mean_of(lines: Sequence[Points]) -> Points:
     """
     if len(lines) == 1:
         return lines[0]
-    known = [[(step, value) for step, value in line if value is not None] for line in lines]
-    last = min(line[-1][0] for line in known)
-    steps = sorted({step for line in known for step, _ in line if step <= last})
+    known = [numpy.array([point for point in line if point[1] is not None]) for line in lines]
+    last = min(line[-1, 0] for line in known)
+    steps = sorted({step for line in known for step in line[:, 0].tolist() if step <= last})
     steps = steps[:: -(-len(steps) // MAX_POINTS)]
-    columns = numpy.array([numpy.interp(steps, *zip(*line, strict=True)) for line in known])
+    columns = numpy.array([numpy.interp(steps, line[:, 0], line[:, 1]) for line in known])
     rows = zip(columns.mean(0), columns.min(0), columns.max(0), strict=True)
     return [(step, *map(float, row)) for step, row in zip(steps, rows, strict=True)]
 
@@ -288,4 +288,5 @@ METRICS: list[tuple[str, str, dict[str, str], bool]] = [
         False,
     ),
 ]
-"""Title with unit, explanation, metrics by the name of their line, and whether they are fractions; most important first."""
+"""Title with unit, explanation, metrics by the name of their line, and whether they are fractions; the most important
+first, in the order of `curves_of`."""

@@ -9,7 +9,7 @@ from grpo.reporting.comparison import MOST, comparison_of
 from grpo.reporting.content import completions_of, content_of, followed
 from grpo.reporting.curves import Curve, axes_of, constants, metrics_of
 from grpo.reporting.images import MAX_BYTES, MAX_IMAGES
-from grpo.reporting.render import PAGE, name_of, page, save
+from grpo.reporting.render import name_of, page, save
 from grpo.reporting.sweep import sweep_page
 from grpo.rundir.files import write_json
 from grpo.rundir.run_dir import Run, read_run

@@ -36,7 +36,7 @@ class Group:
     @property
     def quality(self) -> tuple[float, float]:
         """Mean accuracy, then mean reward: the order of groups."""
-        return tuple(mean(numbers) for numbers in zip(*map(quality, self.runs), strict=True))  # type: ignore[return-value]
+        return tuple(mean(numbers) for numbers in zip(*map(quality, self.runs), strict=True))
 
 
 def sweep_page(sweep: Sweep, live: bool = False) -> str:
@@ -115,7 +115,7 @@ def groups_of(sweep: Sweep, settings: Sequence[str]) -> list[Group]:
 
 
 def label_of(keys: Sequence[str], sweep: Sweep, run: Run) -> str:
-    """Return values of a job with the last parts of their keys, such as `num_generations=4, beta=0`; its name without keys."""
+    """Return values of a job, such as `num_generations=4, beta=0`; without keys the name of the job."""
     return ", ".join(f"{key.rpartition('.')[2]}={sweep.value(run, key)}" for key in keys) or sweep.name(run)
 
 
@@ -133,7 +133,9 @@ def charts_over_values(sweep: Sweep, groups: Sequence[Group], settings: Sequence
     charts = []
     for key, values in over.items() if accuracies else ():
         others = [other for other in settings if other != key]
-        known = {value: [group for group in of_value if group.label in accuracies] for value, of_value in values.items()}
+        known = {
+            value: [group for group in of_value if group.label in accuracies] for value, of_value in values.items()
+        }
         points = {value: [accuracies[group.label] for group in of_value] for value, of_value in known.items()}
         labels = {
             value: [label_of(others, sweep, group.runs[0]) if others else "" for group in of_value]
@@ -144,7 +146,10 @@ def charts_over_values(sweep: Sweep, groups: Sequence[Group], settings: Sequence
         charts.append(accuracy_by_value(title, points, common, labels if several else None))
     for key, values in over.items():
         runs = {value: [run for group in of_value for run in group.runs] for value, of_value in values.items()}
-        peaks = {value: max(filter(None, (run.peak_gb for run in of_value)), default=None) for value, of_value in runs.items()}
+        peaks = {
+            value: max(filter(None, (run.peak_gb for run in of_value)), default=None)
+            for value, of_value in runs.items()
+        }
         charts.append(bars(f"Peak memory over {key}, GiB", peaks, "GiB"))
     return charts
 

@@ -68,7 +68,9 @@ def held_out(run: Run) -> Tile | None:
     change = accuracies[-1] - accuracies[0] if len(ends) > 1 else None
     changed = signed(100 * change, POINTS) if change is not None else ""
     curve = [accuracies[0], *looks, *accuracies[1:]]
-    return Tile("held-out accuracy", accuracies[-1], f"{accuracies[-1]:.1%}", change, changed, None, None, "", note, curve)
+    return Tile(
+        "held-out accuracy", accuracies[-1], f"{accuracies[-1]:.1%}", change, changed, None, None, "", note, curve
+    )
 
 
 def over_steps(

@@ -77,6 +77,21 @@ def test_a_token_says_its_values_by_pointer_and_by_keys(run, opened):
     assert page.locator("#overlay").input_value() == "entropy"
 
 
+def test_tokens_are_coloured_one_click_away(run, opened):
+    page = opened(run)
+    page.locator(".group").nth(1).locator("summary").click()
+    button = page.locator(".group").nth(1).get_by_role("button", name="colour tokens").first
+    button.scroll_into_view_if_needed()
+    before = page.locator(".group").nth(1).bounding_box()["y"]
+    button.click()
+    assert page.locator("#overlay").input_value() == "logp"
+    assert page.locator(".group").nth(1).locator(".tokens").count() > 0
+    assert page.locator(".group").nth(1).locator("details[open]").count() == 1, "opened as before"
+    assert abs(page.locator(".group").nth(1).bounding_box()["y"] - before) < 2, "where it was"
+    page.get_by_role("button", name="plain text").first.click()
+    assert page.locator(".tokens").count() == 0
+
+
 def test_completions_with_values_can_be_chosen(run, opened):
     page = opened(run)
     page.locator("#only").select_option("values")

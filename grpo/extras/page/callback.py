@@ -96,9 +96,14 @@ class Page(TrainerCallback):
         name = getattr(getattr(model, "config", None), "_name_or_path", "") or "model"
         values = {key: value for key, value in args.to_dict().items() if isinstance(value, int | float | str | None)}
         return {
-            "model": {"model_name_or_path": str(name), "dtype": str(getattr(model, "dtype", "")).removeprefix("torch.")},
+            "model": {
+                "model_name_or_path": str(name),
+                "dtype": str(getattr(model, "dtype", "")).removeprefix("torch."),
+            },
             "task": {"dataset": {"script": self.task or "of the script"}, "eval": {"reward": self.grader}},
-            "reward": {name: {"fn": name, "weight": weight, "kwargs": {}} for name, weight in zip(names, weights, strict=True)},
+            "reward": {
+                name: {"fn": name, "weight": weight, "kwargs": {}} for name, weight in zip(names, weights, strict=True)
+            },
             "peft": {"r": adapter.r} if adapter else None,
             "train": values,
             "rollout": {"dynamic_sampling": False},

@@ -274,7 +274,13 @@ def test_the_data_beside_the_page_say_the_same(composed, tmp_path):
     titles = [curve["title"] for curve in data["curves"] if curve["title"] != "Learning rate"]
     assert titles == [chart["title"] for chart in data_of(page, "charts")]
     assert data["constants"] == ["learning rate 0.0003"]
-    assert data["heading"] | {"date": ""} == {"model": "tiny", "task": "", "steps": "4 steps", "duration": "60 s", "date": ""}
+    assert data["heading"] | {"date": ""} == {
+        "model": "tiny",
+        "task": "",
+        "steps": "4 steps",
+        "duration": "60 s",
+        "date": "",
+    }
     assert data["curves"][0]["held_out"] == [[0, 0.11, 0.07, 0.16], [4, 0.95, 0.91, 0.97]]
     assert {"version", "title", "status", "reason", "evaluation", "findings", "command", "memory_gib"} <= data.keys()
 
@@ -312,7 +318,12 @@ def test_the_page_of_a_sweep_compares_its_jobs(composed, tmp_path):
     assert "Peak memory over train.num_generations, GiB" in page
     assert "Held-out accuracy over train.num_generations" in page
     assert '<a href="1/report.html">' in page
-    assert page.index("Best job</h2>") < page.index("Comparison</h2>") < page.index("Jobs</h2>") < page.index("Charts</h2>")
+    assert (
+        page.index("Best job</h2>")
+        < page.index("Comparison</h2>")
+        < page.index("Jobs</h2>")
+        < page.index("Charts</h2>")
+    )
     assert re.findall(r'<td><a href="(.)/', page) == ["1", "2", "0"]
     accuracy, memory, *curves = data_of(page, "charts")
     assert accuracy["title"].startswith("Held-out accuracy")
@@ -351,7 +362,10 @@ def test_a_second_setting_of_a_sweep_has_colours(composed, tmp_path):
     swept = ["train.num_generations", "train.beta"]
     (tmp_path / SWEEP).write_text(json.dumps({"overrides": [], "comparison": None, "swept": swept}))
     first, second, *_ = data_of(page_of(tmp_path), "charts")
-    assert (first["title"], first["labels"]) == ("Held-out accuracy over train.num_generations", ["beta=0.0", "beta=0.1"])
+    assert (first["title"], first["labels"]) == (
+        "Held-out accuracy over train.num_generations",
+        ["beta=0.0", "beta=0.1"],
+    )
     assert second["labels"] == ["num_generations=4", "num_generations=8"]
 
 

@@ -109,7 +109,9 @@ def test_what_speaks_against_a_run_follows_the_verdict(
     assert names == ["answers", "truncated", "reward"]
     (tmp_path / ".hydra").mkdir()
     page = write_page(tmp_path, content, problems, weights_of(config), "correctness").read_text()
-    places = [page.index(text) for text in (content["verdict"], "What speaks against it", "3 answers not found", "Samples")]
+    places = [
+        page.index(text) for text in (content["verdict"], "What speaks against it", "3 answers not found", "Samples")
+    ]
     assert places == sorted(places)
     assert page.count("3 answers not found") == 1
     content["counts"]["train"]["unread_answer"] = 0
