@@ -1,5 +1,6 @@
 """The page of a script: `trainer.add_callback(grpo.Page())` makes `args.output_dir` the directory of a run."""
 
+import contextlib
 import logging
 import shlex
 import sys
@@ -14,11 +15,13 @@ from grpo.reporting.page import write_report
 from grpo.run.callbacks import MetricsFile
 from grpo.run.live_page import LivePage
 from grpo.rundir.files import write_json
+from grpo.rundir.lock import take
 from grpo.rundir.versions import versions
+from grpo.utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
-MEAN = "/mean"
-"""End of the name of a reward's metric, `rewards/<name>/mean`."""
+REWARD, MEAN = "rewards/", "/mean"
+"""Beginning and end of the name of a reward's metric."""
 
 
 class Page(TrainerCallback):
@@ -37,6 +40,8 @@ class Page(TrainerCallback):
         self.begun = time.monotonic()
         self.metrics: MetricsFile | None = None
         self.live: LivePage | None = None
+        self.summary: dict[str, Any] | None = None
+        """Content of `summary.json`, from the first logged step on."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -45,7 +50,9 @@ class Page(TrainerCallback):
             return
         folder = Path(args.output_dir)
         (folder / ".hydra").mkdir(parents=True, exist_ok=True)
-        self.begun = time.monotonic()
+        with contextlib.suppress(ConfigError):  # so that the table of runs knows that it is running
+            take(folder)
+        self.begun, self.summary = time.monotonic(), None
         self.metrics, self.live = MetricsFile(folder / "metrics.jsonl"), LivePage(folder)
         self.metrics.on_train_begin(args, state, control)
         self.live.on_train_begin(args, state, control)
@@ -62,35 +69,32 @@ class Page(TrainerCallback):
         if self.metrics is None or self.live is None or not logs or "reward" not in logs:
             return
         self.metrics.on_log(args, state, control, logs)
-        file = Path(args.output_dir) / ".hydra" / "config.yaml"
-        if self.live.begun is not None or not file.exists():  # before a page reads it
-            file.write_text(yaml.safe_dump(self.configuration(args, logs, model)), encoding="utf-8")
-            self.summarize(args, state, "running")
+        if self.summary is None:  # before a page reads it
+            config = Path(args.output_dir) / ".hydra" / "config.yaml"
+            config.write_text(yaml.safe_dump(self.configuration(args, logs, model)), encoding="utf-8")
+            self.summary = {"reason": None, "task": self.task, "command": shlex.join(sys.orig_argv)}
+            self.summary["completions_a_step"] = getattr(args, "generation_batch_size", None)
+            write_json(Path(args.output_dir) / "summary.json", self.summary | {"status": "running"})
         self.live.on_log(args, state, control)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        folder = Path(args.output_dir)
-        if self.live is None or not (folder / ".hydra" / "config.yaml").exists():
+        if self.live is None or self.summary is None:
             return
+        folder, ended = Path(args.output_dir), state.global_step >= state.max_steps
         self.live.end()
-        self.summarize(args, state, "completed" if state.global_step >= state.max_steps else "stopped")
+        self.summary |= {"status": "completed" if ended else "stopped", "steps": state.global_step}
+        self.summary |= {"wall_time_s": round(time.monotonic() - self.begun, 1), "versions": versions()}
+        write_json(folder / "summary.json", self.summary)
         try:
             write_report(folder)
         except Exception:  # the training is what counts
             log.exception("no page could be written")
 
-    def summarize(self, args: TrainingArguments, state: TrainerState, status: str) -> None:
-        """Write `summary.json`."""
-        summary = {"status": status, "reason": None, "task": self.task, "steps": state.global_step}
-        summary |= {"wall_time_s": round(time.monotonic() - self.begun, 1), "versions": versions()}
-        summary |= {"completions_a_step": args.generation_batch_size, "command": shlex.join(sys.orig_argv)}
-        write_json(Path(args.output_dir) / "summary.json", summary)
-
     def configuration(self, args: TrainingArguments, logs: dict[str, Any], model: Any) -> dict[str, Any]:
         """Return the configuration of a run that its page reads, of a script's trainer."""
-        names = [name.split("/")[1] for name in logs if name.startswith("rewards/") and name.endswith(MEAN)]
+        names = [name[len(REWARD) : -len(MEAN)] for name in logs if name.startswith(REWARD) and name.endswith(MEAN)]
         weights = getattr(args, "reward_weights", None) or [1.0] * len(names)
         adapter = next(iter(getattr(model, "peft_config", {}).values()), None)
         name = getattr(getattr(model, "config", None), "_name_or_path", "") or "model"
@@ -102,7 +106,7 @@ class Page(TrainerCallback):
             },
             "task": {"dataset": {"script": self.task or "of the script"}, "eval": {"reward": self.grader}},
             "reward": {
-                name: {"fn": name, "weight": weight, "kwargs": {}} for name, weight in zip(names, weights, strict=True)
+                name: {"fn": name, "weight": weight, "kwargs": {}} for name, weight in zip(names, weights, strict=False)
             },
             "peft": {"r": adapter.r} if adapter else None,
             "train": values,

@@ -14,6 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 import grpo
 from grpo.builtin.tasks.arithmetic import rows
 from grpo.extras.page import callback
+from grpo.reporting.listing import row_of
 from grpo.rundir.run_dir import read_run
 from grpo.trainer import ExactGRPOTrainer
 
@@ -84,11 +85,13 @@ def test_a_page_that_fails_does_not_end_a_training(
     page.on_train_begin(args, state, control)
     page.on_log(args, state, control, {"loss": 1.0})
     assert not (tmp_path / ".hydra" / "config.yaml").exists(), "the end of a training is no step"
-    page.on_log(args, state, control, {"reward": 0.5, "rewards/r/mean": 0.5})
+    page.on_log(args, state, control, {"reward": 0.5, "rewards/org/r/mean": 0.5})
+    assert row_of(tmp_path)["status"] == "running"
     page.on_train_end(args, state, control)
     assert "no page could be written" in caplog.text
     run = read_run(tmp_path)
     assert (run.status, run.metrics[0]["reward"], run.grader) == ("stopped", 0.5, None)
+    assert [*run.config.reward] == ["org/r"]
 
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
