@@ -5,6 +5,7 @@
   const drawings = JSON.parse(at("charts").textContent).map((chart, place) => ({ chart, figure: figures[place] }));
   const [smoothing, log, whole, metric] = ["smoothing", "log", "whole", "metric"].map(at), WHOLE = [-Infinity, Infinity];
   const coarse = window.matchMedia("(pointer: coarse)").matches;  // a finger that drags scrolls
+  const FORMS = { step: { tickMinStep: 1 }, minutes: {}, tokens: { format: "~s" } };  // of the labels of an axis
   let range = WHOLE, extent = [0, 1];
 
   const axis = () => at("axis")?.value || "step";
@@ -35,12 +36,12 @@
   const heldOut = ({ held_out: ends }) => ends.map(([step, value, low, high]) => ({ step, x: along("", step, axis()), value, low, high }));
   const positive = ({ lines }) => Object.values(lines).every((points) => points.every(([, value]) => value === null || value > 0));
 
-  const figure = (value) => (Math.abs(value) >= 10_000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4))));
+  const number = (value) => (Math.abs(value) >= 10_000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4))));
   const tooltip = ({ unit, title }) => (row, escaped) => {
-    const shown = (value) => (unit === "%" ? `${figure(100 * value)} %` : `${figure(value)}${unit ? ` ${unit}` : ""}`);
+    const shown = (value) => (unit === "%" ? `${number(100 * value)} %` : `${number(value)}${unit ? ` ${unit}` : ""}`);
     const { step, line, of, value, smooth, low, high, shown: none } = row, place = axes[line] || axes[""] || {};
     const where = step === undefined ? [] : ["step", "minutes", "tokens"].filter((name) => name === "step" || place[name]).map(
-      (name) => (name === "step" ? `step ${step}` : `${figure(along(line, step, name))} ${name}`));
+      (name) => (name === "step" ? `step ${step}` : `${number(along(line, step, name))} ${name}`));
     const name = [of, line === "value" ? title : line].filter(Boolean).join(", ") || (low === undefined ? title : "held out");
     return [
       where.join(", "),
@@ -63,7 +64,6 @@
     }
     return spec;
   };
-  const FORMS = { step: { tickMinStep: 1 }, minutes: {}, tokens: { format: "~s" } };
   const ends = () => ({ first: Math.max(range[0], extent[0]), last: Math.min(range[1], extent[1]) });
   const curves = () => drawings.filter(({ chart, view }) => view && isCurve(chart));
   const redrawn = () => curves().forEach(({ chart, view }) => {
@@ -108,8 +108,7 @@
   const add = (title) => {  // a chart of any metric, before the others
     const made = node("figure"), caption = node("figcaption", `${title} `), button = node("button", "remove"), element = node("div", undefined, "chart");
     const chart = { title, spec: plain, lines: { value: metrics[title] }, held_out: [], unit: "" }, drawing = { chart, figure: element, added: true };
-    element.role = "img";
-    element.setAttribute("aria-label", title);
+    for (const [name, value] of [["role", "img"], ["aria-label", title]]) element.setAttribute(name, value);
     button.addEventListener("click", () => {
       drawings.splice(drawings.indexOf(drawing), 1);
       made.remove();
