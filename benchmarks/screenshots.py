@@ -48,8 +48,6 @@ RUNS = {
 """Commands of the runs, by their kinds."""
 TOPS = ("run", "sweep", "preflight")
 """Kinds of which the top of the page is taken, in all sizes."""
-COLOURS = 128
-"""Colours of a picture."""
 GROUPS = 2
 """Groups of completions on a picture of images."""
 
@@ -143,7 +141,7 @@ def take_problem(browser: Browser, address: str, kind: str, to: Path) -> None:
 def save(page: Page, clip: Any, file: Path) -> None:
     """Save a part of a page as a picture of few colours."""
     taken = Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB")
-    taken.quantize(COLOURS).save(file, optimize=True)
+    taken.quantize(256, Image.Quantize.MAXCOVERAGE).save(file, optimize=True)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@
     const known = new Map();
     for (const row of completions) {
       const key = JSON.stringify([row.text, row.turns, row.rewards, row.truncated]), first = known.get(key);
-      if (first) Object.assign(first, { rows: [...first.rows, row.row], values: first.values || row.values });
-      else known.set(key, { ...row, rows: [row.row] });
+      const valued = (first?.valued || 0) + (row.values ? 1 : 0);
+      if (first) Object.assign(first, { rows: [...first.rows, row.row], values: first.values || row.values, valued });
+      else known.set(key, { ...row, rows: [row.row], valued });
     }
     return [...known.values()];
   };
@@ -70,7 +71,8 @@
   const draw = () => {
     const { make, cards } = wanted(), total = chosen().reduce((sum, { rows }) => sum + rows, 0);
     const here = count(chosen().flatMap(({ groups }) => groups).flatMap(({ completions }) => completions));
-    const found = only.value !== "all" || search.value ? `${count(cards.map(({ row }) => row))} found; ` : "";
+    const passed = (sum, { row }) => sum + (only.value === "values" ? row.valued : row.rows.length);
+    const found = only.value !== "all" || search.value ? `${cards.reduce(passed, 0)} found; ` : "";
     at("number").textContent = all.checked ? "all" : chosen()[0].step;
     at("count").textContent =
       found + (here < total ? `${here} of the ${total} completions are on this page` : `${total} completions`);
