@@ -10,7 +10,7 @@
     return link;
   });
   const mark = () => {
-    const here = headings.findLastIndex((heading) => heading.getBoundingClientRect().top < window.innerHeight / 3);
+    const here = headings.findLastIndex((heading) => heading.getBoundingClientRect().top < Math.min(300, window.innerHeight / 3));
     links.forEach((link, place) => link.setAttribute("aria-current", place === here));
     if (links[here]) bar.scrollLeft = links[here].offsetLeft - bar.offsetLeft - 40;
   };
