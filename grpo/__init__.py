@@ -3,6 +3,7 @@
 import locale
 import os
 import sys
+from typing import Any
 
 if sys.argv[:1] == ["-m"]:  # a command starts
     if locale.getencoding().lower() != "utf-8" and not sys.flags.utf8_mode:
@@ -21,3 +22,12 @@ from rewards.isolation.system import processors, quota
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 if quota() < (os.cpu_count() or 1):  # of a container, of which PyTorch and OpenMP see the machine's processors
     os.environ.setdefault("OMP_NUM_THREADS", str(processors()))
+
+
+def __getattr__(name: str) -> Any:
+    """Return `grpo.Page`, the callback that writes the page of a script: its libraries take seconds."""
+    if name == "Page":
+        from grpo.extras.page.callback import Page
+
+        return Page
+    raise AttributeError(f"module 'grpo' has no attribute {name!r}")

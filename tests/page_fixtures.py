@@ -45,15 +45,20 @@ def write_run(
             values = {"reward": accuracy, "rewards/correctness/mean": accuracy, "rewards/correctness/std": 0.4}
             values |= {"reward_std": 0.4, "frac_reward_zero_std": 0.2, "entropy": 0.5, "grad_norm": 0.3}
             values |= {"completions/mean_length": 20.0, "completions/min_length": 5.0, "completions/max_length": 50.0}
-            values |= {"completions/clipped_ratio": 0.01, "learning_rate": 3e-4, "update/rows_skipped": 3.0}
-            values |= {f"time/{phase}": 0.1 for phase in ("generate", "reward", "logprobs", "update")}
-            values |= {"memory/generate_gb": 0.8, "memory/update_gb": 0.7, "memory/host_gb": 0.9}
+            values |= {"completions/clipped_ratio": 0.01, "update/rows_skipped": 3.0}
+            values = {name: value * (1 + 0.01 * (step % 2)) for name, value in values.items()}
+            values |= {"reward": accuracy, "rewards/correctness/mean": accuracy, "learning_rate": 3e-4}
+            values |= {
+                f"time/{phase}": 0.1 + 0.01 * (step % 2) for phase in ("generate", "reward", "logprobs", "update")
+            }
+            values |= {"memory/generate_gb": 0.8 + 0.01 * (step % 2), "memory/update_gb": 0.7, "memory/host_gb": 0.9}
             file.write(json.dumps({"step": step, **values, "num_tokens": 100.0 * step, "step_time": 0.4}) + "\n")
             rows = groups * generations
             table: dict[str, list[Any]] = {
                 "step": [step] * rows,
                 "prompt": [f"question {row // generations} {text}" for row in range(rows)],
                 "completion": [f"{text} answer {row}" for row in range(rows)],
+                "answer": [str(row // generations) for row in range(rows)],
                 "correctness": [float(row % 2) for row in range(rows)],
                 "advantage": [0.5] * rows,
             }

@@ -19,6 +19,7 @@ from grpo.planning.from_config import find_shape, workload_of
 from grpo.planning.memory import kv_cache, trained, weights
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
+from grpo.utils.spoken import spoken
 
 REACHED = {"cuda": 0.4, "mps": 0.4, "Ampere": 0.55, "cpu": 0.5}
 """The fraction of a device's operations per second that training and prompts reach: by published steps on A100 (Ampere)
@@ -123,14 +124,6 @@ class Duration:
         if self.compared:
             return text + "; at the speed of this machine right now"
         return text + "; generation compared with one run on one GPU"
-
-
-def spoken(seconds: float) -> str:
-    """Return a time in the unit that people would use."""
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.2g} {unit}" if seconds < 100 * size else f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
 def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:

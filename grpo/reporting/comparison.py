@@ -1,14 +1,15 @@
 """Several runs beside each other: what differs in their configurations, their curves, accuracies and answers."""
 
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from grpo.reporting.completions import as_data, shortened
-from grpo.reporting.curves import Curve, curves_of, thinned
+from grpo.reporting.curves import Curve, Points, curves_of, mean_of, thinned
 from grpo.reporting.findings.base import values
 from grpo.rundir.files import read_lines
 from grpo.rundir.run_dir import Run
@@ -51,13 +52,17 @@ class Difference:
         return f"The accuracy of {self.run} is {than}, {problems}; 95 % interval {low} to {high} points: {verdict}"
 
 
-def comparison_of(runs: dict[str, Run], to: str | None = None) -> Row:
+def comparison_of(
+    runs: dict[str, Run], to: str | None = None, groups: Mapping[str, Sequence[Run]] | None = None
+) -> Row:
     """Return what a page compares of at most `MOST` runs by name.
 
     It has `runs`, `settings` (a row of values per key that differs), `accuracies` (sentences), `curves`, and `answers`.
 
     Args:
+        runs: to compare.
         to: the run that the accuracies of others are compared with; the first if None.
+        groups: by the same names, each with the runs whose mean is a line of the curves; the run itself if None.
     """
     answered = {name: answers(run) for name, run in runs.items()}
     compared = differences(runs, answered, to or next(iter(runs)))
@@ -69,7 +74,7 @@ def comparison_of(runs: dict[str, Run], to: str | None = None) -> Row:
         "settings": settings(runs),
         "accuracies": [difference.text for difference in compared],
         "differences": [asdict(difference) for difference in compared],
-        "curves": [asdict(curve) for curve in curves(runs)],
+        "curves": [asdict(curve) for curve in curves(groups or {name: [run] for name, run in runs.items()})],
         "answers": side_by_side(answered),
     }
 
@@ -97,17 +102,20 @@ def flattened(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         yield prefix, json.dumps(config, ensure_ascii=False, default=str).strip('"')
 
 
-def curves(runs: dict[str, Run]) -> list[Curve]:
-    """Return the curves of which a line can stand for a run, with a line per run."""
+def curves(groups: Mapping[str, Sequence[Run]]) -> list[Curve]:
+    """Return the curves of which a line can stand for a run, with a line per run, or the mean of a group of runs."""
     by_title: dict[str, Curve] = {}
-    for name, run in runs.items():
+    lines: dict[str, dict[str, list[Points]]] = defaultdict(lambda: defaultdict(list))
+    for name, run in ((name, run) for name, runs in groups.items() for run in runs):
         seconds = {"seconds": thinned(values(run, "step_time"))}
         time = Curve("Time, s/step", "Seconds of a step, mean over the steps since the last logged one.", seconds)
         for curve in [*curves_of(run), time]:
             label = LINES.get(curve.title, next(iter(curve.lines), ""))
             if curve.lines.get(label) and (len(curve.lines) == 1 or curve.title in LINES):
-                known = by_title.setdefault(curve.title, Curve(curve.title, curve.about, {}, curve.percent))
-                known.lines[name] = curve.lines[label]
+                by_title.setdefault(curve.title, Curve(curve.title, curve.about, {}, curve.percent))
+                lines[curve.title][name].append(curve.lines[label])
+    for title, curve in by_title.items():
+        curve.lines.update({name: mean_of(of_runs) for name, of_runs in lines[title].items()})
     return [curve for curve in by_title.values() if len(curve.lines) > 1]
 
 

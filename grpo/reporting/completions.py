@@ -19,6 +19,8 @@ MAX_STEPS = 60
 """Steps on a page."""
 MAX_LENGTH = 6000
 """Characters per text; of a longer one the page shows beginning and end."""
+ANSWER = 500
+"""Characters of a reference answer."""
 MAX_SIZE = 2_200_000
 """Bytes of text on a page."""
 COLUMNS = (
@@ -110,7 +112,8 @@ def group(
 ) -> dict[str, Any]:
     """Return a prompt and its completions, the highest reward first; one without a reward comes last.
 
-    A prompt with images has their files; one that asks for boxes has the correct ones, and its completions theirs.
+    A problem with a reference answer has this `answer`. A prompt with images has their files; one that asks for boxes
+    has the correct ones, and its completions theirs.
     """
     files = names_of(rows[0].get("thumbnails"))
     boxes = reference_boxes(rows[0]) if files else []
@@ -121,6 +124,8 @@ def group(
             completions[-1] |= dict(zip(("boxes", "named"), named_boxes(row, coordinates), strict=True))
     completions.sort(key=lambda row: -math.inf if row["reward"] is None else row["reward"], reverse=True)
     content = {"prompt": shortened(rows[0]["prompt"]), "size": len(completions), "completions": completions}
+    if (answer := rows[0].get("answer")) is not None:
+        content["answer"] = shortened(str(answer))[:ANSWER]
     return content | ({"images": files} if files else {}) | ({"boxes": boxes} if boxes else {})
 
 

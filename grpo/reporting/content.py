@@ -1,18 +1,21 @@
 """Everything that the page of a run states, as data: the page, `report.json` and the text are made of it."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from grpo.reporting.completions import sample
-from grpo.reporting.curves import PHASES, curves_of
+from grpo.reporting.curves import PHASES, constants, curves_of
 from grpo.reporting.findings import findings
 from grpo.reporting.findings.base import values
 from grpo.reporting.images import coordinates
+from grpo.reporting.listing import row_of
 from grpo.reporting.problems import problems_of
 from grpo.reporting.quotes import quotes
 from grpo.reporting.tiles import tiles_of
 from grpo.rundir.run_dir import Run
 from grpo.utils.diagnosis import sampling_filters
+from grpo.utils.spoken import spoken
 
 VERSION = 1
 """Version of the layout of `report.json`."""
@@ -26,9 +29,11 @@ def content_of(run: Run, browse: dict[str, Any], problems: dict[str, Any]) -> di
         browse: its completions, as of `completions_of`.
         problems: its problems, as of `followed`.
     """
+    curves = curves_of(run)
     return {
         "version": VERSION,
         "title": f"GRPO run {'/'.join(run.folder.resolve().parts[-2:])}",
+        "heading": heading(run),
         "status": run.status,
         "reason": run.reason,
         "evaluation": run.evaluation,
@@ -37,10 +42,26 @@ def content_of(run: Run, browse: dict[str, Any], problems: dict[str, Any]) -> di
         "settings": {name: text for name, text in settings(run).items() if text},
         "command": run.command,
         "memory_gib": [dict(zip(("phase", "planned", "used"), row, strict=True)) for row in memory(run)],
-        "curves": [asdict(curve) for curve in curves_of(run)],
+        "curves": [asdict(curve) for curve in curves],
+        "constants": list(constants(curves).values()),
         "steps": len(run.metrics),
         "grader": run.grader,
         "problems": problems | {"problems": [in_table(problem) for problem in problems["problems"]]},
+    }
+
+
+def heading(run: Run) -> dict[str, str]:
+    """Return model, task, steps, duration and date of a run, as text."""
+    row = row_of(run.folder)
+    steps, planned = run.summary.get("steps", len(run.metrics)), run.config.train.get("max_steps") or 0
+    of_planned = f"{steps:,} of {planned:,} steps" if planned > steps else f"{steps:,} step{'s' * (steps != 1)}"
+    seconds = run.summary.get("wall_time_s") or run.seconds
+    return {
+        "model": row["model"] or Path(run.config.model.model_name_or_path).name,
+        "task": row["task"],
+        "steps": of_planned,
+        "duration": spoken(seconds) if seconds else "",
+        "date": row["date"],
     }
 
 

@@ -4,14 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
+from typing import Any
+
+import numpy
 
 from grpo.reporting.findings.base import tools_of, values
 from grpo.rundir.run_dir import Run
 
-Points = Sequence[tuple[float, float | None]]
-"""(step, value) pairs; None where a line is broken."""
+Points = Sequence[tuple[Any, ...]]
+"""(step, value) pairs; None where a line is broken. Means over runs have their lowest and highest value as well."""
 MAX_POINTS = 600
 """Points per line; of more the lowest and the highest of each stretch are kept."""
+AXES = ("step", "minutes", "tokens")
+"""Axes that a chart may be drawn over."""
 PHASES = ("generate", "reward", "logprobs", "update")
 """Phases of a step, as in the names of metrics."""
 PROBLEMS = {"solved": "solved", "learnable": "learnable", "out_of_reach": "out of reach"}
@@ -34,15 +39,76 @@ class Curve:
 
 
 def curves_of(run: Run) -> list[Curve]:
-    """Return the curves of a run, without those of metrics that were not logged."""
-    curves = [accuracy(run)]
+    """Return the curves of a run, those that matter most first, without those of metrics that were not logged."""
+    logged = []
     for title, about, names, percent in METRICS:
         lines = {label: thinned(points) for label, name in names.items() if (points := values(run, name))}
-        curves.append(Curve(title, about, lines, percent))
-    places = {curve.title: place for place, curve in enumerate(curves)}
-    curves[places["Reward"] + 1 : places["Reward"] + 1] = [rewards(run), *by_task(run), entropy(run)]
-    curves += tools(run)
-    return [curve for curve in curves if curve.lines or curve.held_out]
+        logged.append(Curve(title, about, lines, percent))
+    reward, length, kl, zero_variance, *others = logged
+    first = [accuracy(run), reward, length, entropy(run), kl, zero_variance, rewards(run), *by_task(run)]
+    return [curve for curve in [*first, *others, *tools(run)] if curve.lines or curve.held_out]
+
+
+def constants(curves: Sequence[Curve]) -> dict[str, str]:
+    """Return the curves whose lines do not change, by title, as text: a line of text says as much as their charts."""
+    return {curve.title: text for curve in curves if (text := constant(curve))}
+
+
+def constant(curve: Curve) -> str:
+    """Return a curve whose lines do not change as text, such as `learning rate 0.0003`; empty if one changes."""
+    by_line = {name: {value for _, value, *_ in points if value is not None} for name, points in curve.lines.items()}
+    if curve.held_out or any(len(of_line) > 1 for of_line in by_line.values()):
+        return ""
+    name, _, unit = curve.title.partition(", ")
+    name = name if name[1:2].isupper() else name[:1].lower() + name[1:]
+    form, unit = ("{:.1%}", "") if curve.percent else ("{:.4g}", f" {unit}" * bool(unit))
+    shown = {line: form.format(*of_line) + unit for line, of_line in by_line.items() if of_line}
+    if len({*shown.values()}) > 1:
+        return f"{name} {', '.join(f'{text} ({line})' for line, text in shown.items())}"
+    return f"{name} {next(iter(shown.values()), 'unknown')}"
+
+
+def metrics_of(run: Run) -> dict[str, Points]:
+    """Return all metrics of a run by name, as they were logged."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in run.metrics:
+        for name, value in row.items():
+            if isinstance(value, int | float) and name != "step":
+                points.setdefault(name, []).append((row["step"], value))
+    return {name: thinned(points[name]) for name in sorted(points)}
+
+
+def axes_of(run: Run) -> dict[str, list[float]]:
+    """Return steps, and the minutes and tokens until their end where they were logged, for the axes of charts.
+
+    A long run has `MAX_POINTS` of its steps, between which the page interpolates. Tokens are those of prompts and
+    completions.
+    """
+    rows: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
+    for row in run.metrics:  # `step_time` is the mean over the steps since the last row
+        before, seconds, tokens = rows[-1]
+        seconds += (row.get("step_time") or 0.0) * (row["step"] - before)
+        rows.append((row["step"], seconds, row.get("num_tokens") or tokens))
+    chosen = [*rows[: -1 : -(-len(rows) // MAX_POINTS)], rows[-1]]
+    columns = zip(*((step, round(seconds / 60, 4), tokens) for step, seconds, tokens in chosen), strict=True)
+    axes = {name: list(column) for name, column in zip(AXES, columns, strict=True)}
+    return {name: axis for name, axis in axes.items() if axis[-1]}
+
+
+def mean_of(lines: Sequence[Points]) -> Points:
+    """Return the mean of the same line of several runs, with its lowest and highest value, (step, mean, low, high).
+
+    It ends with the shortest. Where long lines keep other steps, those between are interpolated.
+    """
+    if len(lines) == 1:
+        return lines[0]
+    known = [numpy.array([point for point in line if point[1] is not None]) for line in lines]
+    last = min(line[-1, 0] for line in known)
+    steps = sorted({step for line in known for step in line[:, 0].tolist() if step <= last})
+    steps = steps[:: -(-len(steps) // MAX_POINTS)]
+    columns = numpy.array([numpy.interp(steps, line[:, 0], line[:, 1]) for line in known])
+    rows = zip(columns.mean(0), columns.min(0), columns.max(0), strict=True)
+    return [(step, *map(float, row)) for step, row in zip(steps, rows, strict=True)]
 
 
 def accuracy(run: Run) -> Curve:
@@ -148,27 +214,27 @@ METRICS: list[tuple[str, str, dict[str, str], bool]] = [
         False,
     ),
     (
-        "KL to the reference, nats per token",
-        "Mean over completion tokens of TRL's estimate of the KL divergence between policy and reference.",
-        {"KL": "kl"},
-        False,
-    ),
-    (
         "Completion length, tokens",
         "Tokens per completion of a step: their mean, the shortest and the longest.",
         {key: f"completions/{key}_length" for key in ("mean", "min", "max")},
         False,
     ),
     (
-        "Truncated completions",
-        "Fraction of completions that reached train.max_completion_length without an end.",
-        {"truncated": "completions/clipped_ratio"},
-        True,
+        "KL to the reference, nats per token",
+        "Mean over completion tokens of TRL's estimate of the KL divergence between policy and reference.",
+        {"KL": "kl"},
+        False,
     ),
     (
         "Zero-variance groups",
         "Fraction of groups whose completions all have the same reward: their advantages are zero.",
         {"groups": "rollout/zero_variance"},
+        True,
+    ),
+    (
+        "Truncated completions",
+        "Fraction of completions that reached train.max_completion_length without an end.",
+        {"truncated": "completions/clipped_ratio"},
         True,
     ),
     (
@@ -198,8 +264,8 @@ METRICS: list[tuple[str, str, dict[str, str], bool]] = [
         False,
     ),
     (
-        "Difference of vLLM's log-probabilities",
-        "Mean absolute difference between the log-probabilities of sampled tokens by vLLM and by the policy, nats.",
+        "Difference of vLLM's log-probabilities, nats",
+        "Mean absolute difference between the log-probabilities of sampled tokens by vLLM and by the policy.",
         {"nats": "sampling/sampling_logp_difference/mean"},
         False,
     ),
@@ -222,4 +288,5 @@ METRICS: list[tuple[str, str, dict[str, str], bool]] = [
         False,
     ),
 ]
-"""Title, explanation, metrics by the name of their line, and whether they are fractions."""
+"""Title with unit, explanation, metrics by the name of their line, and whether they are fractions; the most important
+first, in the order of `curves_of`."""

@@ -18,7 +18,7 @@ PLACES = ("*", "*/*", "*/*/*")
 """Places of runs in a directory: `outputs/<name>`, `outputs/<date>/<time>`, jobs of sweeps in `multirun`."""
 MODEL = re.compile(r"^  model_name_or_path: (.+)$", re.MULTILINE)
 """The policy in a configuration, which is read as text: parsing takes a second per twenty runs."""
-TASK = re.compile(r"^ +task: (\S+)$", re.MULTILINE)
+TASK = re.compile(r"^ +task: ([^\s\[]\S*)$", re.MULTILINE)
 """The choice of the task in Hydra's own configuration."""
 
 

@@ -123,6 +123,6 @@ def add_completions(problems: Iterable[Row], weights: dict[str, float], grader: 
 
 
 def quoted(row: Row, weights: dict[str, float], grader: str) -> Row:
-    """Return a completion in short: its place, reward and text."""
+    """Return a completion in short: its place, reward and text, and whether it is correct."""
     completion = completion_of(row | {"advantage": math.nan}, weights, grader)
-    return {"row": completion["row"], "reward": completion["reward"], "text": text_of(completion)[:LENGTH]}
+    return {key: completion[key] for key in ("row", "reward", "correct")} | {"text": text_of(completion)[:LENGTH]}

@@ -1,13 +1,17 @@
-"""The numbers above a run's page: where it stands, how it changed, and its worst moment."""
+"""The numbers above a run's page: where it stands, how it changed, its worst moment, and a curve."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import mean
 
 from grpo.reporting.findings.base import values
 from grpo.rundir.run_dir import Run
 
 Points = list[tuple[int, float]]
+POINTS = "{:.1f} points".format
+CURVE = 40
+"""Values of the curve in a tile."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +29,20 @@ class Tile:
     worst: float | None
     worst_step: int | None
     worst_shown: str
+    note: str
+    """Text below the change."""
+    curve: list[float]
+    """At most `CURVE` values from the start to now."""
 
 
 def tiles_of(run: Run) -> list[Tile]:
     """Return the tiles of a run, without those of numbers that are not known."""
     speed = [(row["step"], row["step_time"]) for row in run.metrics if row.get("step_time")]
     memory = next((points for name in MEMORY if (points := values(run, name))), [])
+    sampled = values(run, f"rewards/{run.grader}/mean")
     tiles: list[Tile | None] = [
-        accuracy(run),
+        held_out(run),
+        over_steps("sampled accuracy", sampled, "{:.1%}".format, min),
         over_steps("reward", values(run, "reward"), "{:.3g}".format, min),
         over_steps("completion length", values(run, "completions/mean_length"), "{:,.1f} tokens".format, max),
         over_steps("speed", speed, "{:.3g} s/step".format, max),
@@ -45,16 +55,22 @@ MEMORY = ("memory/peak_reserved_gb", "memory/update_gb", "memory/host_gb")
 """Metrics of memory, the first that was logged is shown."""
 
 
-def accuracy(run: Run) -> Tile | None:
-    """Return the tile of the held-out accuracy, or of the sampled one while there is none."""
-    sampled = values(run, f"rewards/{run.grader}/mean")
-    over = over_steps("accuracy", sampled, "{:.1%}".format, min)
-    ends = [run.evaluation[when]["accuracy"] for when in ("before", "after") if when in run.evaluation]
-    if len(ends) < 2:
-        return over
-    worst = (over.worst, over.worst_step, f"{over.worst_shown} as sampled") if over else (None, None, "")
-    change = ends[1] - ends[0]
-    return Tile("accuracy", ends[1], f"{ends[1]:.1%}", change, signed(100 * change, "{:.1f} points".format), *worst)
+def held_out(run: Run) -> Tile | None:
+    """Return the tile of the accuracy on held-out problems, with the looks of the guard; None without an evaluation."""
+    ends = [run.evaluation[when] for when in ("before", "after") if when in run.evaluation]
+    if not ends:
+        return None
+    accuracies = [part["accuracy"] for part in ends]
+    looks = [value for _, value in values(run, "guard/accuracy")]
+    low, high = ends[-1]["interval"]
+    first = f"{accuracies[0]:.1%} before; " if len(ends) > 1 else ""
+    note = f"{first}95 % interval {low:.1%} to {high:.1%}, {ends[-1]['samples']} problems"
+    change = accuracies[-1] - accuracies[0] if len(ends) > 1 else None
+    changed = signed(100 * change, POINTS) if change is not None else ""
+    curve = [accuracies[0], *looks, *accuracies[1:]]
+    return Tile(
+        "held-out accuracy", accuracies[-1], f"{accuracies[-1]:.1%}", change, changed, None, None, "", note, curve
+    )
 
 
 def over_steps(
@@ -73,7 +89,15 @@ def over_steps(
     first, last = (mean(value for _, value in part) for part in (points[:size], points[-size:]))
     step, value = worst(points, key=lambda point: point[1])
     change = last - first
-    return Tile(name, last, show(last), change, signed(change, show), value, step, show(value))
+    changed = signed(100 * change, POINTS) if show(0.0).endswith("%") else signed(change, show)
+    note, curve = f"worst {show(value)}, step {step}", stretches([value for _, value in points])
+    return Tile(name, last, show(last), change, changed, value, step, show(value), note, curve)
+
+
+def stretches(numbers: list[float]) -> list[float]:
+    """Return the means of at most `CURVE` stretches of numbers."""
+    bounds = [len(numbers) * place // CURVE for place in range(CURVE + 1)]
+    return [mean(numbers[start:stop]) for start, stop in pairwise(bounds) if stop > start]
 
 
 def signed(change: float, show: Callable[[float], str]) -> str:

@@ -17,7 +17,9 @@ from socketserver import TCPServer
 from typing import Any
 from urllib.parse import unquote
 
-from grpo.reporting.page import PAGE, run_page, sweep_page
+from grpo.reporting.page import run_page
+from grpo.reporting.render import PAGE
+from grpo.reporting.sweep import sweep_page
 from grpo.rundir.run_dir import read_run
 from grpo.rundir.sweep_dir import SWEEP, Sweep, is_sweep, read_sweep
 from grpo.utils.errors import ConfigError

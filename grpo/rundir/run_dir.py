@@ -130,7 +130,9 @@ class Run:
 
     @property
     def command(self) -> str:
-        """Command line that reproduces the run, or a job of a sweep as a run of its own."""
+        """Command line that reproduces the run, or a job of a sweep as a run of its own; that of a script."""
+        if "command" in self.summary:
+            return self.summary["command"]
         count = OmegaConf.select(self.config, "launch.processes", default=1)  # which torchrun may have decided
         named = count == 1 or any(text.startswith("launch.processes=") for text in self.overrides)
         processes = [] if named else [f"launch.processes={count}"]

@@ -137,8 +137,8 @@ def serve_instance(connection: Connection, make: Callable[[], Any]) -> None:
                 if name is None:
                     return plain({key: item for key, item in vars(instance).items() if not key.startswith("_")}), "", ""
                 result = awaited(getattr(instance, name)(**arguments), run)
-            kind = {"get_reward": plain, "reset": as_text}.get(name, as_result)
-            return kind(result), "", ""
+            form: Callable[[Any], Any] = {"get_reward": plain, "reset": as_text}.get(name, as_result)
+            return form(result), "", ""
         except BaseException as error:  # SystemExit too
             where = valid_text(what_and_where(error))
             return None, PLACE.sub("", where)[:LONGEST], where

@@ -59,7 +59,7 @@ def test_a_sweep_compares_its_jobs(runs, tmp_path, opened):
     page = opened(write_report(tmp_path / "sweep"))
     assert {"Accuracy", "Reward"} <= set(page.locator("figcaption").all_inner_texts())
     text = page.locator("main").inner_text()
-    assert "The accuracy of 3 is 40.0 points lower than that of 4, on the same 50 problems" in text
+    assert "The accuracy of seed=3 is 40.0 points lower than that of seed=4, on the same 50 problems" in text
     assert page.locator("#answers .group").count() == 20
     page.locator("#log").check()
     page.locator("#smoothing").fill("0.5")

@@ -125,6 +125,9 @@ def test_a_reload_keeps_what_the_reader_has_chosen(composed, tmp_path, opened):
     page.locator("#order").select_option("shortest")
     page.locator("#smoothing").fill("0.5")
     page.locator("#log").check()
+    page.locator("#metric").select_option("num_tokens")
+    page.locator("#axis").select_option("tokens")
+    page.locator("#axis").select_option("step")
     page.evaluate("dispatchEvent(new CustomEvent('zoom', { detail: [10, 20] }))")
     page.locator("#search").focus()
     page.evaluate("document.getElementById('search').setSelectionRange(1, 4)")
@@ -140,6 +143,7 @@ def test_a_reload_keeps_what_the_reader_has_chosen(composed, tmp_path, opened):
     values = {name: page.locator(f"#{name}").input_value() for name in ("search", "only", "order", "smoothing")}
     assert values == {"search": "answer", "only": "incorrect", "order": "shortest", "smoothing": "0.5"}
     assert page.locator("#log").is_checked()
+    assert page.locator("figcaption").first.inner_text() == "num_tokens remove"
     assert page.locator("#count").text_content() == count
     assert top(page, "#completions .group >> nth=4") == pytest.approx(place, abs=2)
     assert page.locator("#whole").is_visible()

@@ -1,8 +1,10 @@
 """The page in headless Chromium, Debian's package: text of a model neither runs in it nor breaks it."""
 
 import json
+import re
 
 import pytest
+from pyarrow import parquet
 
 from grpo.reporting.page import write_report
 from grpo.rundir.sweep_dir import SWEEP
@@ -21,8 +23,8 @@ def test_a_page_is_readable_on_phone_and_desktop_light_and_dark(size, scheme, co
     assert page.noted == [file.resolve().as_uri()]
     light, dark = "rgb(255, 255, 255)", "rgb(17, 21, 26)"
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == {"light": light, "dark": dark}[scheme]
-    assert page.locator(".chart svg").count() == page.locator("figcaption").count() > 10
-    assert page.locator(".tiles li").count() == 5
+    assert page.locator(".chart svg").count() == page.locator("figcaption").count() == 10
+    assert page.locator(".tiles li").count() == page.locator(".tiles .spark").count() == 6
     assert len(page.screenshot(full_page=True)) > 50_000
 
 
@@ -61,7 +63,10 @@ def test_completions_are_chosen_by_step_and_by_reward(composed, tmp_path, opened
     page.locator("#step").fill("0")
     assert page.locator("#number").text_content() == "1"
     pair = page.locator(".group").first.locator(".pair .completion h4")
-    assert [text.split(" (")[0] for text in pair.all_text_contents()] == ["best: reward 1", "worst: reward 0"]
+    assert [text.split(", advantage")[0] for text in pair.all_text_contents()] == [
+        "best: correct, reward 1",
+        "worst: incorrect, reward 0",
+    ]
     page.locator("#search").fill("ANSWER 3")
     assert page.locator("#count").text_content() == "1 found; 8 completions"
     page.locator("#search").fill("")
@@ -73,9 +78,9 @@ def test_completions_are_chosen_by_step_and_by_reward(composed, tmp_path, opened
     between.nth(1).wait_for()
     assert between.count() == 2
     page.locator("#order").select_option("lowest")
-    assert page.locator(".completion h4").first.text_content().startswith("reward 0 ")
+    assert page.locator(".completion h4").first.text_content().startswith("incorrect, reward 0,")
     page.locator("#order").select_option("highest")
-    assert page.locator(".completion h4").first.text_content().startswith("reward 1 ")
+    assert page.locator(".completion h4").first.text_content().startswith("correct, reward 1,")
     page.locator("#all").check()
     assert page.locator("#count").text_content() == "24 completions"
     assert page.locator(".group").count() == 20
@@ -117,8 +122,8 @@ def test_charts_show_values_zoom_alike_and_lead_to_a_step(composed, tmp_path, op
     middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.move(*middle)
     tooltip = page.locator("#vg-tooltip-element")
-    tooltip.get_by_text("line: reward").wait_for()
-    step = int(tooltip.text_content().split("step: ")[1].split("line")[0])
+    tooltip.get_by_text("reward: ").wait_for()
+    step = int(tooltip.text_content().split("step ")[1].split(",")[0])
     page.mouse.click(*middle)
     page.wait_for_url(f"**#step={step}")
     page.locator(f"#number:text-is('{step}')").wait_for()  # a browser follows a fragment after the click
@@ -139,6 +144,109 @@ def test_charts_show_values_zoom_alike_and_lead_to_a_step(composed, tmp_path, op
     page.locator("#smoothing").fill("0.9")
     page.locator("#log").check()
     assert [message for message in page.noted if "rror" in message] == []
+
+
+def test_a_bar_of_sections_stays_and_leads_to_them(composed, tmp_path, opened):
+    page = opened(write_report(write_run(tmp_path / "run", steps=30, groups=2, generations=4)))
+    bar = page.get_by_role("navigation", name="sections")
+    names = ["Findings", "Charts", "Completions", "Problems", "Settings", "Memory"]
+    assert bar.locator("a").all_inner_texts() == names
+    for name in ("Settings", "Charts"):
+        bar.get_by_text(name, exact=True).click()
+        bar.locator("a[aria-current=true]").get_by_text(name, exact=True).wait_for()
+        heading = page.locator("main > h2", has_text=name).bounding_box()
+        assert bar.bounding_box()["y"] == 0
+        assert bar.bounding_box()["height"] <= heading["y"] < 900
+    assert page.locator("h1").inner_text() == "tiny"
+    assert page.locator(".about").inner_text().split("\n")[0].startswith("completed 30 steps 60 s")
+
+
+def test_charts_over_minutes_in_line_smoothed_with_units(composed, tmp_path, opened):
+    page = opened(write_report(write_run(tmp_path / "run", steps=60, groups=1, generations=2)))
+    assert page.locator("#smoothing").input_value() == "0.6"
+    assert page.locator("#constants").inner_text() == "Constant: learning rate 0.0003."
+    assert "Learning rate" not in page.locator("figcaption").all_inner_texts()
+    frames = [rect.bounding_box() for rect in page.locator(".chart svg .mark-group.role-frame > g > .background").all()]
+    assert len({(box["x"], box["width"]) for box in frames}) == 3, "a place per column"
+    chart = page.locator("figure", has_text="Completion length").locator("svg")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    tooltip = page.locator("#vg-tooltip-element.visible")
+    tooltip.get_by_text("tokens").wait_for()
+    where, value, smoothed = tooltip.inner_text().split("\n")
+    assert re.fullmatch(r"step \d+, 0\.\d+ minutes, [\d,]+ tokens", where)
+    assert re.fullmatch(r"(mean|min|max): [\d.]+ tokens", value)
+    assert smoothed.startswith("smoothed: ")
+    page.locator("#axis").select_option("minutes")
+    titles = page.locator(".chart .role-axis-title text")
+    page.locator(".chart").last.get_by_text("minutes", exact=True).wait_for()
+    assert set(titles.all_text_contents()) == {"minutes"}
+    labels = page.locator(".chart").first.locator(".role-axis-label").first.locator("text").all_text_contents()
+    assert 0.3 <= float(labels[-1]) <= 0.4, "60 steps of 0.4 s"
+
+
+def test_any_metric_is_a_chart_until_it_is_removed(composed, tmp_path, opened):
+    page = opened(write_report(write_run(tmp_path / "run", steps=20, groups=1, generations=2)))
+    count = page.locator(".chart svg").count()
+    for name in ("num_tokens", "reward_std"):
+        page.locator("#metric").select_option(name)
+        page.locator("figure", has_text=name).locator("svg").wait_for()
+    assert page.locator("#metric").input_value() == ""
+    assert page.locator("figcaption").first.inner_text() == "reward_std remove"
+    page.locator("#log").check()
+    page.locator("#smoothing").fill("0")
+    page.locator("figcaption button").first.click()
+    assert page.locator(".chart svg").count() == count + 1
+    assert [message for message in page.noted if "rror" in message] == []
+
+
+def test_equal_completions_are_shown_once_with_the_answer(composed, tmp_path, opened):
+    folder = write_run(tmp_path / "run", steps=200, groups=2, generations=6)
+    for file in (folder / "completions").iterdir():
+        table = parquet.read_table(file)
+        texts = [f"#### {row % 3}" for row in range(len(table))]
+        rewards = [float(row % 3 == 0) for row in range(len(table))]
+        table = table.drop_columns(["completion", "correctness"])
+        parquet.write_table(table.append_column("completion", [texts]).append_column("correctness", [rewards]), file)
+    page = opened(write_report(folder), link="#step=100&row=4")
+    shown = int(page.locator("#number").inner_text())
+    assert shown != 100
+    nearest = page.locator("#nearest")
+    assert nearest.inner_text() == f"No completions of step 100 are on this page; step {shown} is the nearest."
+    first, second = page.locator(".group").all()
+    assert "reference answer: 0" in first.inner_text()
+    assert "reference answer: 1" in second.inner_text()
+    assert first.locator(".pair h4").first.inner_text().startswith("best: correct, 2 equal, reward 1")
+    assert first.locator("summary").inner_text() == "2 more"
+    assert page.locator("#count").inner_text() == "12 completions"
+    page.evaluate(f"location.hash = 'step={shown}&row=4'")
+    page.locator(".completion.named").wait_for()
+    assert page.locator(".completion.named pre").inner_text() == "#### 1", "row 4 is shown with row 1"
+    assert nearest.inner_text() == ""
+    borders = [first.locator(f".completion.{grade}").first for grade in ("correct", "incorrect")]
+    colours = [border.evaluate("one => getComputedStyle(one).borderLeftColor") for border in borders]
+    assert colours == ["rgb(26, 127, 55)", "rgb(179, 38, 30)"]
+    page.locator("#only").select_option("correct")
+    assert page.locator("#count").inner_text() == "4 found; 12 completions"
+    assert page.locator(".group").count() == 2
+
+
+def test_a_phone_offers_no_keys_and_no_drags(composed, tmp_path, opened):
+    file = write_report(write_run(tmp_path / "run", steps=10, groups=2, generations=4))
+    for touch in (True, False):
+        page = opened(file, PHONE, has_touch=touch, is_mobile=touch)
+        text = page.locator("main").inner_text()
+        assert ("Drag over a chart" in text) is ("keys:" in text) is not touch
+        assert ("Tap a step" in text) is touch
+        page.context.close()
+    page = opened(file, PHONE, has_touch=True, is_mobile=True)
+    chart = page.locator(".chart svg").nth(1)
+    chart.scroll_into_view_if_needed()
+    chart.tap()
+    page.wait_for_url("**#step=*")
+    assert fits(page)
+    assert page.noted[1:] == []
 
 
 def test_ten_thousand_steps_make_a_small_page(composed, tmp_path, opened):

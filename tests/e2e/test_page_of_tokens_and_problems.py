@@ -1,6 +1,7 @@
 """Tokens and problems on the page of a run, in headless Chromium."""
 
 import pytest
+from pyarrow import parquet
 
 from grpo.reporting.page import write_report
 from tests.e2e.conftest import DESKTOP, PHONE, fits, problems_of_access
@@ -75,6 +76,35 @@ def test_a_token_says_its_values_by_pointer_and_by_keys(run, opened):
     page.locator("h1").click()
     page.keyboard.press("t")
     assert page.locator("#overlay").input_value() == "entropy"
+
+
+def test_tokens_are_coloured_one_click_away(run, opened):
+    page = opened(run)
+    page.locator(".group").nth(1).locator("summary").click()
+    button = page.locator(".group").nth(1).get_by_role("button", name="colour tokens").first
+    button.scroll_into_view_if_needed()
+    before = page.locator(".group").nth(1).bounding_box()["y"]
+    button.click()
+    assert page.locator("#overlay").input_value() == "logp"
+    assert page.locator(".group").nth(1).locator(".tokens").count() > 0
+    assert page.locator(".group").nth(1).locator("details[open]").count() == 1, "opened as before"
+    assert abs(page.locator(".group").nth(1).bounding_box()["y"] - before) < 2, "where it was"
+    page.get_by_role("button", name="plain text").first.click()
+    assert page.locator(".tokens").count() == 0
+
+
+def test_equal_completions_with_values_are_counted(composed, tmp_path, opened):
+    folder = write_run(tmp_path / "run", steps=1, groups=1, generations=12)
+    show_tokens(folder)
+    file = folder / "completions" / "completions_00001.parquet"
+    table = parquet.read_table(file).drop_columns(["completion", "correctness"])
+    parquet.write_table(
+        table.append_column("completion", [["4"] * 12]).append_column("correctness", [[1.0] * 12]), file
+    )
+    page = opened(write_report(folder))
+    assert "12 equal" in page.locator(".group h4").inner_text()
+    page.locator("#only").select_option("values")
+    assert page.locator("#count").inner_text() == "8 found; 12 completions"
 
 
 def test_completions_with_values_can_be_chosen(run, opened):

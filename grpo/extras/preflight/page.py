@@ -10,10 +10,11 @@ import numpy as np
 
 from grpo.extras.preflight.rewards import total
 from grpo.extras.preflight.samples import Sampled
-from grpo.extras.preflight.text import COLUMNS, cells, effect, lines_of
+from grpo.extras.preflight.text import COLUMNS, against, cells, effect, lines_of
 from grpo.reporting.charts import COLOURS, DATA, Chart, accuracy_by_value, bars, spec_of
 from grpo.reporting.completions import MAX_SIZE, PLACE, fitting, group
-from grpo.reporting.page import name_of, page, save
+from grpo.reporting.listing import row_of
+from grpo.reporting.render import name_of, page, save
 
 BINS = 12
 """Bars of a histogram at most."""
@@ -30,11 +31,14 @@ def write_page(
         grader: name of the reward that decides which completions are correct.
     """
     shown = [suggestion | {"text": effect(suggestion)} for suggestion in report["suggestions"]]
+    against_it, run = against(report), row_of(folder)
     content = page(
         "preflight.html.jinja",
         title=f"GRPO preflight {name_of(folder)}",
+        heading={"model": run["model"], "task": run["task"], "date": run["date"]},
+        against=against_it,
         report=report | {"suggestions": shown},
-        lines=lines_of(report),
+        lines=[line for line in lines_of(report) if line not in against_it],
         table={"names": COLUMNS, "rows": [cells(report, row) for row in report["groups"]]},
         charts=charts(report, problems, weights),
         browse=completions(problems, weights, grader),
@@ -69,7 +73,7 @@ def over_rates(rates: dict[str, Any]) -> Chart:
     """Draw KL and gain of the first step over the learning rate, all logarithmic, with the configured rate."""
     names = {"kl": "KL, nats per token", "gain": "gain of better completions, nats"}
     rows = [
-        {"rate": step["rate"], "value": step[key], "of": name}
+        {"rate": step["rate"], "value": step[key], "of": name, "line": f"train.learning_rate={step['rate']:.3g}"}
         for step in rates["steps"]
         for key, name in names.items()
         if step[key] and step[key] > 0
@@ -118,7 +122,8 @@ def completions(problems: Sequence[Sampled], weights: dict[str, float], grader: 
             for completion in problem.completions
         ]
         rows = [
-            {PLACE: len(groups) * len(logs) + place, "prompt": problem.prompt, **row} for place, row in enumerate(logs)
+            {PLACE: len(groups) * len(logs) + place, "prompt": problem.prompt, "answer": problem.answer, **row}
+            for place, row in enumerate(logs)
         ]
         groups.append(group(rows, weights, grader))
     count = sum(len(problem.completions) for problem in problems)

@@ -6,11 +6,13 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo.extras.preflight.verdict import percent
-from grpo.planning.duration import spoken
+from grpo.utils.spoken import spoken
 from rewards.text import printable
 
 COLUMNS = ("size", "fraction", "95 %", "groups/step", "effective", "s/step", "per s")
 """Headings of the table of group sizes."""
+OFTEN = 0.1
+"""Fraction of truncated completions above which they speak against a run, as in the page of a run."""
 SHORT = 60
 """Characters of a prompt in the list of problems."""
 
@@ -61,6 +63,20 @@ def lines_of(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [*before_groups(report), *after_groups(report)]
 
 
+def against(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines that speak against the run as it is."""
+    counts, repeated, lengths = report["counts"]["train"], report["duplicates"], report["lengths"]
+    names = {"warning", "contradict", "thinking"}
+    names |= {"disagree"} if report["contradictions"] else set()
+    names |= {"answers"} if counts["unread_answer"] + counts["not_a_number"] else set()
+    names |= {"duplicates"} if repeated and repeated["held_out"] else set()
+    names |= {"truncated"} if lengths["truncated"]["value"] > OFTEN else set()
+    lines = [line for line in lines_of(report) if line[0] in names]
+    rewards = report["rewards"].items()
+    useless = [name for name, of in rewards if of["mean"] is None or not of["varies"] or of["failed"]["value"]]
+    return [*lines, *(("reward", of_reward(report, name)) for name in useless)]
+
+
 def effect(suggestion: dict[str, Any]) -> str:
     """Return the effect of a suggestion."""
     if "fraction" not in suggestion:
@@ -95,15 +111,26 @@ def of_rewards(report: dict[str, Any]) -> list[tuple[str, str]]:
     lines = []
     if accuracy := report["accuracy"]:
         lines += [("accuracy", between(accuracy)), ("pass", f"{passes(accuracy)}; above {report['samples']} by a fit")]
-    for name, of in report["rewards"].items():
-        text = "no value on any completion" if of["mean"] is None else f"{between(of['mean'], number)}"
-        if of["mean"]:
-            text += f", spread {of['spread']:.3g}, {percent(of['varies'])} of problems vary"
-        if of["mean"] and not of["varies"]:
-            text += "; never varies within a problem"
-        if of["failed"]["value"]:
-            text += f"; failed on {between(of['failed'])}: {report['faults'].get(name, 'see train.log')}"
-        lines.append(("reward", f"{name} {text}"))
+    lines += [("reward", of_reward(report, name)) for name in report["rewards"]]
+    return lines + of_relations(report)
+
+
+def of_reward(report: dict[str, Any], name: str) -> str:
+    """Return the line about a reward."""
+    of = report["rewards"][name]
+    text = "no value on any completion" if of["mean"] is None else f"{between(of['mean'], number)}"
+    if of["mean"]:
+        text += f", spread {of['spread']:.3g}, {percent(of['varies'])} of problems vary"
+    if of["mean"] and not of["varies"]:
+        text += "; never varies within a problem"
+    if of["failed"]["value"]:
+        text += f"; failed on {between(of['failed'])}: {report['faults'].get(name, 'see train.log')}"
+    return f"{name} {text}"
+
+
+def of_relations(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return lines about rewards that contradict each other."""
+    lines = []
     for contradiction in report["contradictions"]:
         degree = between(contradiction["correlation"], lambda value: f"{value:.2f}")
         lines.append(("contradict", f"{' and '.join(contradiction['rewards'])}: correlation {degree} within problems"))

@@ -11,8 +11,8 @@
   const only = (place) => ({ answers }) => answers.every(({ correct }, run) => correct === (run === place));
   const passes = { all: () => true, differ };
   const answer = ({ run, text, correct }) => {
-    const made = node("div", undefined, "completion"), head = node("h4", `${run}: `);
-    head.append(node("span", correct ? "correct" : "incorrect", correct ? "completed" : "failed"));
+    const made = node("div", undefined, `completion ${Show.grade(correct)}`), head = node("h4", `${run}: `);
+    head.append(node("span", Show.grade(correct), correct ? "completed" : "failed"));
     made.append(head, Show.words(text));
     return made;
   };

@@ -11,6 +11,18 @@
   Show.take(images);
   Tokens.take(steps);
 
+  const once = (completions) => {  // equal completions are a single one, with the places of all
+    const known = new Map();
+    for (const row of completions) {
+      const key = JSON.stringify([row.text, row.turns, row.rewards, row.truncated]), first = known.get(key);
+      const valued = (first?.valued || 0) + (row.values ? 1 : 0);
+      if (first) Object.assign(first, { rows: [...first.rows, row.row], values: first.values || row.values, valued });
+      else known.set(key, { ...row, rows: [row.row], valued });
+    }
+    return [...known.values()];
+  };
+  for (const group of steps.flatMap(({ groups }) => groups)) group.completions = once(group.completions);
+  const count = (rows) => rows.reduce((sum, row) => sum + row.rows.length, 0);
   const textOf = (row) => (row.turns ? row.turns.map(({ text }) => text).join("\n") : row.text);
   const FILTERS = {
     all: () => true,
@@ -58,8 +70,9 @@
   };
   const draw = () => {
     const { make, cards } = wanted(), total = chosen().reduce((sum, { rows }) => sum + rows, 0);
-    const here = chosen().flatMap(({ groups }) => groups).reduce((sum, group) => sum + group.completions.length, 0);
-    const found = only.value !== "all" || search.value ? `${cards.length} found; ` : "";
+    const here = count(chosen().flatMap(({ groups }) => groups).flatMap(({ completions }) => completions));
+    const passed = (sum, { row }) => sum + (only.value === "values" ? row.valued : row.rows.length);
+    const found = only.value !== "all" || search.value ? `${cards.reduce(passed, 0)} found; ` : "";
     at("number").textContent = all.checked ? "all" : chosen()[0].step;
     at("count").textContent =
       found + (here < total ? `${here} of the ${total} completions are on this page` : `${total} completions`);
@@ -71,16 +84,19 @@
   const follow = () => {  // #step=120&row=3
     const named = new URLSearchParams(location.hash.slice(1)), step = Number(named.get("step"));
     if (!named.has("step")) return;
-    const distance = steps.map((one) => Math.abs(one.step - step));
-    slider.value = distance.indexOf(Math.min(...distance));
+    const distance = steps.map((one) => Math.abs(one.step - step)), nearest = distance.indexOf(Math.min(...distance));
+    slider.value = nearest;
+    at("nearest").textContent = distance[nearest]
+      ? `No completions of step ${step} are on this page; step ${steps[nearest].step} is the nearest.` : "";
     all.checked = false;
     order.value = "groups";
     only.value = "all";
     search.value = "";
     shown = Infinity;
     draw();
-    const id = `step=${step}&row=${named.get("row")}`;
-    const group = chosen()[0].groups.findIndex(({ completions }) => completions.some(({ row }) => String(row) === named.get("row")));
+    const is = ({ rows }) => rows.some((row) => String(row) === named.get("row")), { groups } = chosen()[0];
+    const group = groups.findIndex(({ completions }) => completions.some(is));
+    const id = `step=${step}&row=${groups[group]?.completions.find(is).row}`;
     const details = document.getElementById(id) ? null : list.children[group]?.querySelector("details");
     if (details) {
       details.open = true;
@@ -109,14 +125,22 @@
     event.preventDefault();
     KEYS[event.key]();
   });
-  slider.addEventListener("input", () => { all.checked = false; begin(); });
+  slider.addEventListener("input", () => { all.checked = false; at("nearest").textContent = ""; begin(); });
   search.addEventListener("input", begin);
   for (const control of [order, all, only]) control.addEventListener("change", begin);
-  Tokens.select?.addEventListener("change", () => {
-    const here = [...list.children].findIndex((card) => card.contains(document.activeElement));
+  Tokens.select?.addEventListener("change", () => {  // what was read and opened stays where it was
+    const cards = [...list.children], here = cards.findIndex((card) => card.contains(document.activeElement));
+    const top = cards[here]?.getBoundingClientRect().top, opened = cards.map((card) => card.querySelector("details")?.open);
     Tokens.legend();
     draw();
+    [...list.children].forEach((card, place) => {
+      if (!opened[place]) return;
+      card.querySelector("details").open = true;
+      card.querySelector("details").dispatchEvent(new Event("toggle"));
+    });
     list.children[here]?.focus({ preventScroll: true });
+    if (here >= 0) window.scrollBy({ top: list.children[here].getBoundingClientRect().top - top, behavior: "instant" });
+    at("compared").replaceChildren(...compared.map((each) => Show.ofCompletion(each, compare)));
   });
   more.addEventListener("click", () => { shown += PAGE; draw(); });
   at("separate")?.addEventListener("click", () => { compared = []; at("compare").hidden = true; });

@@ -19,8 +19,9 @@
       heading: heading.textContent,
       top: top(heading),
       values,
-      step: slider && (reads || location.hash || slider.value !== slider.max) ? steps()[slider.value] : null,  // else the newest one
+      step: slider && (reads || /^#step=/.test(location.hash) || slider.value !== slider.max) ? steps()[slider.value] : null,  // else the newest one
       zoom: document.body.dataset.zoom,
+      metrics: JSON.parse(document.body.dataset.metrics || "[]"),
       cards: cards().length,
       opened: [...document.querySelectorAll("#completions details[open]")].map(nameOf),
       focus: active.id,
@@ -33,7 +34,7 @@
     const key = control.type === "checkbox" ? "checked" : "value";
     if (control[key] === value) return;
     control[key] = value;
-    if (!["smoothing", "log"].includes(control.id)) touched(control);  // these are read when the charts are drawn
+    if (!["smoothing", "log", "axis"].includes(control.id)) touched(control);  // these are read when the charts are drawn
   };
   const choose = (step) => {  // the step, or the nearest one on the page
     const distances = steps().map((each) => Math.abs(each - step)), slider = at("step");
@@ -46,6 +47,7 @@
   const restore = (kept) => {
     if (at("step")) kept.step === null ? set(at("step"), at("step").max) : choose(kept.step);
     for (const [id, value] of kept.values) if (at(id)) set(at(id), value);
+    window.dispatchEvent(new CustomEvent("metrics", { detail: kept.metrics }));
     if (kept.zoom) window.dispatchEvent(new CustomEvent("zoom", { detail: kept.zoom.split(",").map(Number) }));
     while (at("more") && !at("more").hidden && cards().length < kept.cards) at("more").click();
     for (const details of document.querySelectorAll("#completions details")) {
@@ -69,7 +71,7 @@
   note.className = "soft";
   note.id = "live";
   note.textContent = `Written at ${new Date(written).toLocaleTimeString()}. The page reloads by itself while the run runs.`;
-  document.querySelector("h1").after(note);
+  document.querySelector(".about").after(note);
   if (age() > FORGOTTEN) return;
 
   let active = 0;

@@ -53,8 +53,8 @@
     }
   };
 
-  const completion = (step, label, { row: place, reward, text }) => {
-    const made = node("div", undefined, "completion"), head = node("h4", `${label}, reward ${reward ?? "none"} `);
+  const completion = (step, label, { row: place, reward, correct, text }) => {
+    const made = node("div", undefined, `completion ${Show.grade(correct)}`), head = node("h4", `${label}, reward ${reward ?? "none"} `);
     const link = node("a", "#");
     Object.assign(link, { href: `#step=${step}&row=${place}`, title: "the completion, among those of its step" });
     head.append(link);

@@ -15,6 +15,7 @@ const Show = (() => {
     for (const [key, value] of Object.entries(values)) made.setAttribute(key, value);
     return made;
   };
+  const grade = (correct) => (correct === true ? "correct" : correct === false ? "incorrect" : "");  // null: not graded
   const figure = (value) => (value === null ? "none" : String(value));
   const known = (row) => row.reward !== null;
   const words = (text, name) => {
@@ -48,7 +49,7 @@ const Show = (() => {
   };
 
   const histogram = (group) => {  // of the rewards of a group
-    const rewards = group.completions.filter(known).map((row) => row.reward);
+    const rewards = group.completions.filter(known).flatMap((row) => row.rows.map(() => row.reward));
     const low = Math.min(...rewards), high = Math.max(...rewards), bins = Array(10).fill(0);
     if (!rewards.length) return node("span");
     for (const reward of rewards) bins[high > low ? Math.min(9, Math.floor((10 * (reward - low)) / (high - low))) : 9] += 1;
@@ -65,14 +66,18 @@ const Show = (() => {
   };
 
   const completion = (step, group, row, label, compare) => {
-    const made = node("div", undefined, "completion"), head = node("h4");
-    const given = Object.entries(row.rewards).map(([name, value]) => `${name} ${figure(value)}`).join(", ");
-    const length = row.completion_tokens === undefined ? "" : `, ${row.completion_tokens} tokens${row.truncated ? ", truncated" : ""}`;
-    head.append(`${label}reward ${figure(row.reward)} (${given}), advantage ${figure(row.advantage)}${length} `);
+    const made = node("div", undefined, `completion ${grade(row.correct)}`), head = node("h4", label), count = row.rows.length;
+    const rewards = Object.entries(row.rewards).map(([name, value]) => `${name} ${figure(value)}`).join(", ");
+    const several = Object.keys(row.rewards).length > 1, length = row.completion_tokens;
+    const facts = [count > 1 ? `${count} equal` : "", `reward ${figure(row.reward)}${several ? ` (${rewards})` : ""}`,
+      row.advantage === null ? "" : `advantage ${row.advantage}`, length === undefined ? "" : `${length} tokens`, row.truncated ? "truncated" : ""];
+    if (grade(row.correct)) head.append(node("span", grade(row.correct), row.correct ? "completed" : "failed"), ", ");
+    head.append(`${facts.filter(Boolean).join(", ")} `);
     const link = node("a", "#"), button = node("button", "compare");
     Object.assign(link, { href: `#step=${step}&row=${row.row}`, title: "link to this completion" });
     button.addEventListener("click", () => compare({ step, group, row }));
     head.append(link, " ", button);
+    if (row.values) head.append(" ", Tokens.button());
     made.append(head);
     made.id = `step=${step}&row=${row.row}`;
     for (const { who, text } of Tokens.wanted(row) ? [] : row.turns || [{ who: "policy", text: row.text }]) {
@@ -87,6 +92,11 @@ const Show = (() => {
     const made = node("div"), line = node("p", `step ${step}, ${group.size} completions of the prompt `, "soft");
     line.append(histogram(group));
     made.append(line, words(group.prompt, "prompt"));
+    if (group.answer !== undefined) {
+      const reference = node("p", "reference answer: "), answer = node("bdi", group.answer, "answer");
+      reference.append(answer);
+      made.append(reference);
+    }
     return made;
   };
   const card = (group, ...parts) => {
@@ -101,11 +111,11 @@ const Show = (() => {
     const rows = group.completions, pair = node("div", undefined, "pair");
     const worst = rows.filter(known).length - 1;
     const rest = rows.filter((row, place) => place !== 0 && place !== worst);
-    pair.append(completion(step, group, rows[0], "best: ", compare));
+    pair.append(completion(step, group, rows[0], worst > 0 ? "best: " : "", compare));
     if (worst > 0) pair.append(completion(step, group, rows[worst], "worst: ", compare));
     if (!rest.length) return card(group, prompt(step, group), pair);
     const others = node("details");
-    others.append(node("summary", `${rest.length} more`));
+    others.append(node("summary", `${rest.reduce((sum, row) => sum + row.rows.length, 0)} more`));
     others.addEventListener("toggle", () => {
       if (others.open && others.children.length === 1) {
         others.append(...rest.map((row) => completion(step, group, row, "", compare)));
@@ -116,5 +126,5 @@ const Show = (() => {
   const ofCompletion = ({ step, group, row }, compare) =>
     card(group, prompt(step, group), completion(step, group, row, "", compare));
 
-  return { node, drawn, words, known, ofGroup, ofCompletion, take: (given) => { images = given; } };
+  return { node, drawn, words, known, grade, ofGroup, ofCompletion, take: (given) => { images = given; } };
 })();

@@ -92,6 +92,14 @@ const Tokens = (() => {
     select.selectedIndex = (select.selectedIndex + 1) % select.options.length;
     select.dispatchEvent(new Event("change"));
   };
+  const button = () => {  // of a completion: colours on and off
+    const made = Show.node("button", select.value ? "plain text" : "colour tokens");
+    made.addEventListener("click", () => {
+      select.value = select.value ? "" : select.options[1].value;
+      select.dispatchEvent(new Event("change"));
+    });
+    return made;
+  };
   const take = (steps) => {
     rows = steps.flatMap(({ groups }) => groups.flatMap(({ completions }) => completions)).filter(({ values }) => values);
     for (const [value, { name }] of select ? Object.entries(OVERLAYS) : []) {
@@ -100,5 +108,5 @@ const Tokens = (() => {
   };
   const wanted = (row) => Boolean(row.values && select?.value);
 
-  return { take, wanted, painted, legend, next, select };
+  return { take, wanted, painted, legend, next, button, select };
 })();

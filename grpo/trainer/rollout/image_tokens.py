@@ -73,7 +73,7 @@ def of_prompts(divided: Batch, places: Sequence[int]) -> Batch:
 
 
 def end_before(
-    tokens: Sequence[int], eos: int, completions: list[list[int]], logprobs: list | None
+    tokens: set[int], eos: int, completions: list[list[int]], logprobs: list | None
 ) -> tuple[list, list | None]:
     """Return completions that end before a token of images or videos, and the log-probabilities of the tokens left.
 

@@ -8,9 +8,10 @@ import pytest
 from omegaconf import DictConfig
 
 from grpo.planning import duration
-from grpo.planning.duration import OFF_BY, Duration, Speed, expected_duration, operations, spoken
+from grpo.planning.duration import OFF_BY, Duration, Speed, expected_duration, operations
 from grpo.planning.fit import make_plan
 from grpo.planning.from_config import find_shape
+from grpo.utils.spoken import spoken
 from tests.gpu_profiles import NAMES
 
 Compose = Callable[..., DictConfig]

@@ -15,7 +15,8 @@ from PIL import Image
 from grpo.reporting import images
 from grpo.reporting.completions import MAX_SIZE, as_data, sample, shortened
 from grpo.reporting.images import MAX_BOXES, MAX_IMAGES, SHOWN_SIDE, coordinates, named_boxes, reference_boxes
-from grpo.reporting.page import SCRIPTS, write_report
+from grpo.reporting.page import write_report
+from grpo.reporting.render import SCRIPTS
 from grpo.reporting.vega import javascript
 from rewards.iou import iou
 from tests.page_fixtures import HOSTILE, show_images, write_run
@@ -67,7 +68,7 @@ def test_the_page_of_a_run_without_images_is_as_before(composed: Any, tmp_path: 
     folder = write_run(tmp_path / "run", steps=2, groups=2, generations=4)
     data = data_of(write_report(folder).read_text())
     assert data["images"] == []
-    assert set(data["steps"][0]["groups"][0]) == {"prompt", "size", "completions"}
+    assert set(data["steps"][0]["groups"][0]) == {"prompt", "answer", "size", "completions"}
     assert set(data["steps"][0]["groups"][0]["completions"][0]) == KEYS
 
 
@@ -245,7 +246,7 @@ def test_text_beside_an_image_is_no_markup(composed: Any, tmp_path: Path) -> Non
     columns = {"answer": ["[20, 10, 120, 60]"], **SIZES}
     page = write_report(run_with_images(tmp_path / "run", 2, text=text, **columns)).read_text()
     own = page.replace(javascript(), "").lower()
-    assert own.count("<script") == own.count("</script") == len(SCRIPTS) + 6
+    assert own.count("<script") == own.count("</script") == len(SCRIPTS) + 7
     assert len(data_of(page)["images"]) == 2
 
 

@@ -19,7 +19,9 @@ def begin(
     run = Path(folder)
     (run / ".hydra").mkdir(parents=True)
     (run / ".hydra" / "config.yaml").write_text("model:\n  model_name_or_path: ${project:grpo/builtin/tiny}\n")
-    (run / ".hydra" / "hydra.yaml").write_text(f"hydra:\n  runtime:\n    choices:\n      task: {task}\n")
+    (run / ".hydra" / "hydra.yaml").write_text(
+        f"hydra:\n  overrides:\n    task: []\n  runtime:\n    choices:\n      task: {task}\n"
+    )
     (run / "summary.json").write_text(json.dumps({"status": status, "accuracy_after": accuracy}))
     os.utime(run / ".hydra", (when, when))
     return run

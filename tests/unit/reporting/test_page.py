@@ -17,8 +17,10 @@ from omegaconf import OmegaConf
 from grpo.config.schema import ROOT
 from grpo.reporting.charts import accuracy_by_value, bars
 from grpo.reporting.completions import MAX_LENGTH, MAX_SIZE, as_data, said, sample, shortened
-from grpo.reporting.curves import MAX_POINTS, thinned
-from grpo.reporting.page import SCRIPTS, write_report
+from grpo.reporting.curves import MAX_POINTS, Curve, axes_of, constants, mean_of, thinned
+from grpo.reporting.page import write_report
+from grpo.reporting.render import SCRIPTS
+from grpo.reporting.sweep import accuracies_of, groups_of
 from grpo.reporting.text import line
 from grpo.reporting.vega import javascript
 from grpo.rundir.run_dir import read_run
@@ -79,8 +81,8 @@ def test_the_page_loads_nothing_and_leads_nowhere(page):
 
 def test_every_curve_has_its_picture(page):
     titles = re.findall(r'<figcaption title=".+">(.*?)</figcaption>', page)
-    assert titles[:3] == ["Accuracy", "Reward", "Entropy, nats per token"]
-    assert {"Completion length, tokens", "Truncated completions", "Gradient norm", "Learning rate"} <= set(titles)
+    assert titles[:4] == ["Accuracy", "Reward", "Completion length, tokens", "Entropy, nats per token"]
+    assert {"Zero-variance groups", "Truncated completions", "Gradient norm"} <= set(titles)
     assert {"Time by phase, s/step", "Memory by phase, GiB", "Skipped completions (zero advantage)"} <= set(titles)
     assert [chart["title"] for chart in data_of(page, "charts")] == titles
     assert all(chart["about"] for chart in data_of(page, "charts"))
@@ -119,7 +121,7 @@ def test_an_incomplete_line_does_not_lose_the_others(composed, tmp_path):
 def test_what_a_model_wrote_is_no_markup(text, composed, tmp_path):
     page = page_of(write_run(tmp_path / "run", text=text, **RUN))
     own = page.replace(javascript(), "")
-    assert own.lower().count("<script") == own.lower().count("</script") == len(SCRIPTS) + 6
+    assert own.lower().count("<script") == own.lower().count("</script") == len(SCRIPTS) + 7
     assert own.lower().count("<style") == own.lower().count("</style") == 1
     first = data_of(page)["steps"][0]["groups"][0]
     readable = text[:100].encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\ufffd", "")
@@ -260,15 +262,25 @@ def test_the_data_beside_the_page_say_the_same(composed, tmp_path):
     folder = write_run(tmp_path / "run", **RUN)
     page, data = page_of(folder), json.loads((folder / "report.json").read_text())
     assert [(tile["name"], tile["shown"], tile["changed"]) for tile in data["tiles"]] == [
-        ("accuracy", "95.0%", "+84.0 points"),
+        ("held-out accuracy", "95.0%", "+84.0 points"),
+        ("sampled accuracy", "32.8%", "+2.1 points"),
         ("reward", "0.328", "+0.0206"),
-        ("completion length", "20.0 tokens", "+0.0 tokens"),
+        ("completion length", "20.0 tokens", "−0.2 tokens"),
         ("speed", "0.4 s/step", "+0 s/step"),
         ("memory", "0.70 GiB", "+0.00 GiB"),
     ]
     assert all(f"{tile['shown']}</p>" in page for tile in data["tiles"])
     assert data["settings"]["per step"] == "128 completions in groups of 8"
-    assert [curve["title"] for curve in data["curves"]] == [chart["title"] for chart in data_of(page, "charts")]
+    titles = [curve["title"] for curve in data["curves"] if curve["title"] != "Learning rate"]
+    assert titles == [chart["title"] for chart in data_of(page, "charts")]
+    assert data["constants"] == ["learning rate 0.0003"]
+    assert data["heading"] | {"date": ""} == {
+        "model": "tiny",
+        "task": "",
+        "steps": "4 steps",
+        "duration": "60 s",
+        "date": "",
+    }
     assert data["curves"][0]["held_out"] == [[0, 0.11, 0.07, 0.16], [4, 0.95, 0.91, 0.97]]
     assert {"version", "title", "status", "reason", "evaluation", "findings", "command", "memory_gib"} <= data.keys()
 
@@ -298,7 +310,7 @@ def test_the_page_of_a_sweep_compares_its_jobs(composed, tmp_path):
     (tmp_path / "2" / "summary.json").write_text(json.dumps({"status": "failed", "reason": "killed <by> SIGKILL"}))
     (tmp_path / SWEEP).write_text(json.dumps({"overrides": [], "comparison": "prompts per step change"}))
     page = page_of(tmp_path)
-    assert "3 jobs over train.num_generations" in page
+    assert "tiny, over train.num_generations</h1>" in page
     assert "1 not completed" in page
     assert "killed &lt;by&gt; SIGKILL" in page
     assert "prompts per step change" in page
@@ -306,6 +318,95 @@ def test_the_page_of_a_sweep_compares_its_jobs(composed, tmp_path):
     assert "Peak memory over train.num_generations, GiB" in page
     assert "Held-out accuracy over train.num_generations" in page
     assert '<a href="1/report.html">' in page
+    assert (
+        page.index("Best job</h2>")
+        < page.index("Comparison</h2>")
+        < page.index("Jobs</h2>")
+        < page.index("Charts</h2>")
+    )
+    assert re.findall(r'<td><a href="(.)/', page) == ["1", "2", "0"]
+    accuracy, memory, *curves = data_of(page, "charts")
+    assert accuracy["title"].startswith("Held-out accuracy")
+    assert memory["title"].startswith("Peak memory")
+    assert curves[0]["labels"] == ["num_generations=4", "num_generations=8", "num_generations=2"]
+
+
+def test_seeds_of_a_sweep_are_grouped_with_an_interval(composed, tmp_path):
+    for number, (generations, seed, accuracy) in enumerate([(4, 1, 0.5), (4, 2, 0.7), (8, 1, 0.8), (8, 2, 0.9)]):
+        folder = write_run(
+            tmp_path / str(number), typed=(f"train.num_generations={generations}", f"train.seed={seed}"), **RUN
+        )
+        part = {"accuracy": accuracy, "samples": 200, "interval": [accuracy - 0.05, accuracy + 0.05]}
+        (folder / "evaluation.json").write_text(json.dumps({"after": part}))
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        rows = [row | {"reward": accuracy * row["step"]} for row in map(json.loads, lines)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    swept = ["train.num_generations", "train.seed"]
+    (tmp_path / SWEEP).write_text(json.dumps({"overrides": [], "comparison": None, "swept": swept}))
+    groups = groups_of(read_sweep(tmp_path), swept[:1])
+    intervals = accuracies_of(groups)
+    assert [(group.label, len(group.runs)) for group in groups] == [("num_generations=4", 2), ("num_generations=8", 2)]
+    half = 4.303 * ((0.02 + 0.005) / 2) ** 0.5 / 2**0.5  # Student's with two degrees of freedom
+    assert intervals["num_generations=4"] == pytest.approx((0.6, 0.6 - half, 0.6 + half))
+    assert intervals["num_generations=8"] == pytest.approx((0.85, 0.85 - half, 1.0))
+    page = page_of(tmp_path)
+    charts = {chart["title"]: chart for chart in data_of(page, "charts")}
+    assert "Held-out accuracy over train.seed" not in charts
+    assert charts["Reward"]["lines"]["num_generations=4"][0] == pytest.approx([1, 0.6, 0.5, 0.7])
+    assert "num_generations=8, seed=2, on" in page, "the sentences about accuracy are about jobs"
+
+
+def test_a_second_setting_of_a_sweep_has_colours(composed, tmp_path):
+    for number, (generations, beta) in enumerate([(4, 0.0), (4, 0.1), (8, 0.0), (8, 0.1)]):
+        write_run(tmp_path / str(number), typed=(f"train.num_generations={generations}", f"train.beta={beta}"), **RUN)
+    swept = ["train.num_generations", "train.beta"]
+    (tmp_path / SWEEP).write_text(json.dumps({"overrides": [], "comparison": None, "swept": swept}))
+    first, second, *_ = data_of(page_of(tmp_path), "charts")
+    assert (first["title"], first["labels"]) == (
+        "Held-out accuracy over train.num_generations",
+        ["beta=0.0", "beta=0.1"],
+    )
+    assert second["labels"] == ["num_generations=4", "num_generations=8"]
+
+
+def test_curves_that_do_not_change_are_text():
+    rate = Curve("Learning rate", "", {"rate": [(1, 3e-4), (1.5, None), (2, 3e-4)]})
+    lengths = Curve("Length, tokens", "", {"a": [(1, 5.0)], "b": [(1, 7.0)]})
+    changing = Curve("Reward", "", {"reward": [(1, 0.0), (2, 0.5)]})
+    evaluated = Curve("Accuracy", "", {}, True, [(0, 0.1, 0.0, 0.2)])
+    kl = Curve("KL, nats", "", {"KL": [(1, 0.0)]}, True)
+    texts = constants([rate, lengths, changing, evaluated, kl])
+    assert [*texts.values()] == ["learning rate 0.0003", "length 5 tokens (a), 7 tokens (b)", "KL 0.0%"]
+
+
+def test_charts_may_be_drawn_over_minutes_and_tokens(composed, tmp_path):
+    folder = write_run(tmp_path / "run", **RUN)
+    rows = [{"step": step, "step_time": 6.0, "num_tokens": 100.0 * step} for step in (10, 20, 25)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert axes_of(read_run(folder)) == {
+        "step": [0, 10, 20, 25],
+        "minutes": [0, 1, 2, 2.5],
+        "tokens": [0, 1000, 2000, 2500],
+    }
+    rows = [{"step": step, "reward": 1.0} for step in range(1, 10_000)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    axes = axes_of(read_run(folder))
+    assert [*axes] == ["step"]
+    assert len(axes["step"]) <= MAX_POINTS + 1
+    assert axes["step"][-1] == 9999
+
+
+def test_every_logged_metric_is_in_the_page(page):
+    metrics = data_of(page, "drawing")["metrics"]
+    assert metrics["num_tokens"] == [[1, 100.0], [2, 200.0], [3, 300.0], [4, 400.0]]
+    assert "<option>num_tokens</option>" in page
+    assert "step" not in metrics
+
+
+def test_a_mean_over_runs_ends_with_the_shortest():
+    lines = [[(1, 0.0), (2, 1.0), (3, 5.0)], [(1, 1.0), (1.5, None), (2, 2.0)]]
+    assert mean_of(lines) == [(1, 0.5, 0.0, 1.0), (2, 1.5, 1.0, 2.0)]
+    assert mean_of(lines[:1]) is lines[0]
 
 
 def test_tokens_per_second_count_steps_that_are_not_logged(composed, tmp_path):

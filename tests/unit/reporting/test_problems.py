@@ -42,8 +42,8 @@ def test_a_problem_is_followed_through_the_steps(tmp_path: Path) -> None:
     assert [(time["step"], time["value"], time["size"]) for time in a["times"]] == [(1, 0, 2), (2, 0.5, 2), (5, 1, 2)]
     assert (b["prompt"], b["asked"], b["solved"], b["forgotten"]) == ("b", 2, 1, 5)
     assert found(tmp_path)["others"] == 1
-    assert a["times"][1]["best"] == {"row": 3, "reward": 1.05, "text": "a 1 at 2"}
-    assert a["times"][1]["worst"] == {"row": 2, "reward": 0.05, "text": "a 0 at 2"}
+    assert a["times"][1]["best"] == {"row": 3, "reward": 1.05, "correct": True, "text": "a 1 at 2"}
+    assert a["times"][1]["worst"] == {"row": 2, "reward": 0.05, "correct": False, "text": "a 0 at 2"}
 
 
 def test_a_problem_is_forgotten_since_it_was_last_solved(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_the_page_of_a_running_run_follows_its_metrics(page: LivePage, run_dir: 
     page.on_log(None, state(), None)
     until(lambda: steps(run_dir) == 3, "the first page")
     html = (run_dir / "report.html").read_text()
-    assert '<p class="running"><strong>running</strong>' in html
+    assert '<p class="about running"><strong>running</strong>' in html
     assert "data-written=" in html
     add_row(run_dir)
     until(lambda: steps(run_dir) == 4, "the page with a further step")

@@ -15,7 +15,7 @@ from grpo.extras.preflight.page import histogram, write_page
 from grpo.extras.preflight.report import report, weights_of
 from grpo.extras.preflight.samples import Sample, Sampled
 from grpo.extras.preflight.sampling import Result, for_sampling
-from grpo.extras.preflight.text import show
+from grpo.extras.preflight.text import against, show
 from grpo.planning.fit import make_plan
 from grpo.reporting.vega import javascript
 
@@ -86,6 +86,7 @@ def test_the_page_is_self_contained_and_escapes_completions(
     found: tuple[dict[str, Any], list[Sampled], DictConfig], tmp_path: Path
 ) -> None:
     content, problems, config = found
+    (tmp_path / ".hydra").mkdir()
     page = write_page(tmp_path, content, problems, weights_of(config), "correctness").read_text()
     assert content["verdict"] in page
     assert HOSTILE not in page
@@ -94,6 +95,29 @@ def test_the_page_is_self_contained_and_escapes_completions(
     assert [group["size"] for group in data["steps"][0]["groups"]] == [4] * 4
     assert data["steps"][0]["groups"][0]["completions"][0]["reward"] == 1
     assert page.count("<figure>") == 6
+
+
+def test_what_speaks_against_a_run_follows_the_verdict(
+    found: tuple[dict[str, Any], list[Sampled], DictConfig], tmp_path: Path
+) -> None:
+    content, problems, config = found
+    assert against(content) == [("warning", "a warning")]
+    content |= {"warning": None, "counts": {"train": COUNT | {"unread_answer": 3}}}
+    content["rewards"]["correctness"] |= {"varies": 0.0}
+    content["lengths"]["truncated"]["value"] = 0.4
+    names = [name for name, _ in against(content)]
+    assert names == ["answers", "truncated", "reward"]
+    (tmp_path / ".hydra").mkdir()
+    page = write_page(tmp_path, content, problems, weights_of(config), "correctness").read_text()
+    places = [
+        page.index(text) for text in (content["verdict"], "What speaks against it", "3 answers not found", "Samples")
+    ]
+    assert places == sorted(places)
+    assert page.count("3 answers not found") == 1
+    content["counts"]["train"]["unread_answer"] = 0
+    content["rewards"]["correctness"]["varies"] = 1.0
+    content["lengths"]["truncated"]["value"] = 0.0
+    assert against(content) == []
 
 
 def test_a_histogram_has_a_bar_per_value_or_per_range() -> None:
