@@ -137,8 +137,9 @@ def serve_instance(connection: Connection, make: Callable[[], Any]) -> None:
                 if name is None:
                     return plain({key: item for key, item in vars(instance).items() if not key.startswith("_")}), "", ""
                 result = awaited(getattr(instance, name)(**arguments), run)
-            form: Callable[[Any], Any] = {"get_reward": plain, "reset": as_text}.get(name, as_result)
-            return form(result), "", ""
+            if name == "get_reward":
+                return plain(result), "", ""
+            return as_text(result) if name == "reset" else as_result(result), "", ""
         except BaseException as error:  # SystemExit too
             where = valid_text(what_and_where(error))
             return None, PLACE.sub("", where)[:LONGEST], where
