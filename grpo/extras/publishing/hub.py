@@ -1,5 +1,6 @@
 """Repositories of the Hugging Face hub, by its public client: created before heavy work, filled after it."""
 
+import logging
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, get_token
@@ -13,31 +14,35 @@ LOG_IN = "log in with `hf auth login`, or set HF_TOKEN in the environment, with 
 TEXTS = ("*.md", "*.json", "*.jinja", "*.txt")
 
 
-def create_repository(name: str, public: bool) -> None:
+def create_repository(name: str, public: bool, option: str = "--push", to_public: str = "--public") -> None:
     """Create a repository for a model unless there is one, and ask whether this user may write to it.
 
     Args:
         name: OWNER/NAME.
         public: whether everybody may read it; a public repository is refused without it.
+        option: the option that names the repository, for messages.
+        to_public: the option that makes it public, for messages.
 
     Raises:
         ConfigError: the name is none, there is no token, the hub rejects it or cannot be reached, or the repository is
             public and `public` is false.
     """
-    check_name(name)
+    for library in ("httpx", "httpx2"):  # which log the signed addresses of uploads
+        logging.getLogger(library).setLevel(logging.WARNING)
+    check_name(name, option)
     if constants.is_offline_mode():
-        raise ConfigError("--push: HF_HUB_OFFLINE=1 forbids the network; unset it")
+        raise ConfigError(f"{option}: HF_HUB_OFFLINE=1 forbids the network; unset it")
     if get_token() is None:
-        raise ConfigError(f"--push: no token of the hub; {LOG_IN}")
+        raise ConfigError(f"{option}: no token of the hub; {LOG_IN}")
     api = HfApi()
     try:
         api.create_repo(name, private=not public, exist_ok=True)
         api.auth_check(name, write=True)
         private = api.model_info(name).private
     except Exception as error:  # of the client, of its HTTP library, whose name differs between versions
-        raise ConfigError(f"--push {name}: {reason(error)}") from error
+        raise ConfigError(f"{option}: {name}: {reason(error)}") from error
     if not (private or public):
-        raise ConfigError(f"--push {name}: the repository is there and is public; add --public, or name another one")
+        raise ConfigError(f"{option}: {name} is there and is public; add {to_public}, or name another repository")
 
 
 def upload(folder: Path, name: str) -> str:
@@ -53,18 +58,18 @@ def upload(folder: Path, name: str) -> str:
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a model trained with GRPO")
     except Exception as error:
         again = f"`hf upload {name} {folder}` tries again"
-        raise RunError(f"--push {name}: {reason(error)}; the export is in {folder}, {again}") from error
+        raise RunError(f"{name}: {reason(error)}; the model is in {folder}, {again}") from error
     return f"{api.endpoint}/{name}"
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, option: str) -> None:
     """Raise a ConfigError unless a text is OWNER/NAME, as the hub allows it."""
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise ConfigError(f"--push {name!r}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{option}: {' '.join(str(error).split())}") from error
     if name.count("/") != 1:
-        raise ConfigError(f"--push {name!r}: a repository is OWNER/NAME, with your name on the hub or an organization")
+        raise ConfigError(f"{option}: {name!r} is no OWNER/NAME, with your name on the hub or an organization's")
 
 
 def refuse_secrets_in(folder: Path) -> None:
