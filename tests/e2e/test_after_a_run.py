@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.schema import ROOT
@@ -195,6 +196,31 @@ def test_questions_are_read_line_by_line_without_one(run_dir: Path) -> None:
     done = module("grpo.chat", run_dir, answers=question * 2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("####") == 2
+
+
+def test_a_conversation_switches_adapters_of_one_base(run_dir: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run_dir, other)
+    file = other / "model" / "adapter_model.safetensors"
+    save_file({name: 200 * weight for name, weight in load_file(file).items()}, file)
+    question = "Mia has 12 apples. She buys 7 more. How many apples does she have now?"
+    first, second = (module("grpo.chat", run, question).stdout for run in (run_dir, other))
+    assert first != second
+    torn, elsewhere = tmp_path / "torn", tmp_path / "elsewhere"
+    for folder, text in ((torn, "{"), (elsewhere, '{"base_model_name_or_path": "a/b\\u001b"}')):
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text(text)
+    wrong = [tmp_path / "missing", tmp_path, torn, elsewhere]
+    switches = [other, *wrong, run_dir / "checkpoint-2", other / "model"]
+    lines = [question, *(text for place in switches for text in (f"/adapter {place}", question)), "/adapter", question]
+    done = module("grpo.chat", run_dir, answers="\n".join(lines) + "\n")
+    assert done.returncode == 0, done.stderr
+    expected = [first, *[second] * (1 + len(wrong)), first, second, first]
+    assert [text for text in done.stdout.split("> ")[1:] if text.strip() and "adapter: " not in text] == expected
+    assert done.stdout.count("adapter: ") == 4
+    assert done.stderr.count("\n") == len(wrong)
+    for says in ("missing: neither a run", "Expecting property name", r"an adapter of 'a/b\x1b'"):
+        assert says in done.stderr
 
 
 @pytest.mark.parametrize("name", ["grpo.evaluate", "grpo.export", "grpo.chat"])
