@@ -82,7 +82,7 @@ class HubServer:
         """Return status and content of the answer to a request."""
         if path.startswith("/large/"):  # by the address alone, as at the real hub
             self.large[path.removeprefix("/large/")] = body
-            return (400, {"error": "broken"}) if self.broken else (200, {})
+            return (400, {"error": "broken\n\x1b[2J"}) if self.broken else (200, {})
         if token not in (WRITES, READS):
             return 401, {"error": "Invalid credentials in Authorization header"}
         if path == "/api/repos/create":

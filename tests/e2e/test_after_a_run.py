@@ -169,6 +169,7 @@ def test_a_failed_upload_leaves_the_export_and_says_where(run_dir: Path, tmp_pat
         done = pushed(hub, WRITES, run_dir, "--output", tmp_path / "out", "--push", "me/new")
     assert done.returncode == 1
     assert f"`hf upload me/new {tmp_path}/out` tries again" in done.stderr.splitlines()[-1]
+    assert "\x1b" not in done.stderr
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 

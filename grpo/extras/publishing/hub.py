@@ -9,6 +9,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from grpo.config.secrets import WELL_KNOWN
 from grpo.utils.errors import ConfigError, RunError, described
+from rewards.text import printable
 
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN in the environment, with a token that may write"
 TEXTS = ("*.md", "*.json", "*.jinja", "*.txt")
@@ -89,7 +90,8 @@ def reason(error: BaseException) -> str:
     status = error.response.status_code
     if status in (401, 403):
         return f"the hub {'rejects the token' if status == 401 else 'lets this token not write to it'}; {LOG_IN}"
-    return without_token(f"the hub answers {status}: {error.server_message or described(error)}")
+    said = " ".join((error.server_message or described(error)).split())
+    return printable(without_token(f"the hub answers {status}: {said}"))
 
 
 def without_token(text: str) -> str:
