@@ -70,14 +70,16 @@ def check(args: argparse.Namespace, run: Run, output: Path) -> list[str] | None:
     """Return the command of the GGUF converter, if there is to be such a file; refuse what cannot work.
 
     Raises:
-        ConfigError: the folder exists, the run has no such adapter, there is no converter, or the hub refuses.
+        ConfigError: the folder exists, the run has no weights or no such adapter, there is no converter, or the hub
+            refuses.
     """
+    model = run.model
     if output.exists():
         raise ConfigError(f"{output} is there already; name another folder with --output")
     if args.adapter:
-        file = run.model / ADAPTER[0]
+        file = model / ADAPTER[0]
         if not file.is_file():
-            raise ConfigError(f"--adapter: {run.model} has no adapter, all weights were trained")
+            raise ConfigError(f"--adapter: {model} has no adapter, all weights were trained")
         base = json.loads(file.read_text())["base_model_name_or_path"]
         if args.push and Path(base).exists():
             raise ConfigError(

@@ -35,7 +35,7 @@ def test_a_run_pushes_checkpoints_and_result_and_no_logs(tmp_path: Path) -> None
     expected |= {f"last-checkpoint/{file.name}": file.read_bytes() for file in last.iterdir()}
     assert repository["files"] == expected
     assert "after training, greedy, 4 held-out problems" in repository["files"]["README.md"].decode()
-    assert not list((tmp_path / "run").glob("*push*"))
+    assert not list((tmp_path / "run").glob("*partial*"))
     assert "HTTP Request" not in (tmp_path / "run" / "train.log").read_text()
 
 

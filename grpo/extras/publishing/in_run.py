@@ -45,7 +45,7 @@ class Pusher(TrainerCallback):
             return
         name = f"checkpoint-{state.global_step}"
         checkpoint = Path(args.output_dir) / name
-        linked = checkpoint.with_name(f"{name}.partial-push")  # an older checkpoint may be deleted during its upload
+        linked = checkpoint.with_name(f"upload.partial-{name}")  # an older checkpoint may be deleted during its upload
         remove(linked)
         shutil.copytree(checkpoint, linked, copy_function=link)
         place = {"checkpoint": "last-checkpoint", "all_checkpoints": name}.get(str(args.hub_strategy.value))

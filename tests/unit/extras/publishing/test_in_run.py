@@ -3,13 +3,14 @@
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from grpo.extras.publishing.in_run import Pusher
+from grpo.extras.publishing.in_run import Pusher, pusher
 
 
 @pytest.mark.parametrize(("always", "steps"), [(False, [1, 3]), (True, [1, 2, 3])])
@@ -41,4 +42,14 @@ def test_a_save_during_an_upload_is_skipped(
     save(3)
     pusher.on_train_end(args, TrainerState(), control)
     assert uploaded == [(f"Training in progress, step {step}", f"weights {step}") for step in steps]
-    assert not list(tmp_path.glob("*push*"))
+    assert not list(tmp_path.glob("*partial*"))
+
+
+@pytest.mark.parametrize(
+    ("push", "strategy", "pushes"), [(True, "end", False), (False, "every_save", False), (True, "every_save", True)]
+)
+def test_checkpoints_are_uploaded_where_the_strategy_says(
+    push: bool, strategy: str, pushes: bool, tmp_path: Path
+) -> None:
+    args = TrainingArguments(str(tmp_path), hub_strategy=strategy, use_cpu=True)
+    assert isinstance(pusher(SimpleNamespace(args=args), push), Pusher) == pushes
