@@ -1,20 +1,80 @@
 """Ask a trained policy: `python -m grpo.chat RUN_DIR "What is 12 + 30?"`, or without a question a conversation.
 
-Prompts are built as in the run, with its system prompt and examples.
+Prompts are built as in the run, with its system prompt and examples. In a conversation `/adapter RUN` asks the adapter
+of another run or checkpoint on the same base, which stays loaded.
 """
 
 import argparse
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
 from grpo.cli import leave, quick_imports
 from grpo.rundir.history import named_run
-from grpo.rundir.run_dir import Run, read_run
-from grpo.utils.errors import ConfigError
+from grpo.rundir.run_dir import Run, is_run, read_run
+from grpo.utils.errors import ConfigError, described
 from rewards.text import printable
 
 PROGRAM = "grpo.chat"
+SWITCH = "/adapter"
+BASE = "base"
+
+
+class Adapters:
+    """Adapters of a loaded base, of which one answers, or none.
+
+    Args:
+        model: as `policy.load` returns it, with the adapter that is in `folder`.
+        folder: a model or a checkpoint of a run.
+    """
+
+    def __init__(self, model: Any, folder: Path) -> None:
+        self.model, self.folder = model, folder
+        self.loaded = {folder.resolve(): "default"}
+
+    def switch(self, word: str) -> str:
+        """Switch to an adapter and return its folder: of a run, of a checkpoint, or `base` for the base alone.
+
+        Raises:
+            ConfigError: there is no adapter, it is of another base, or it cannot be loaded.
+        """
+        from grpo.model.policy import adapter_config
+
+        if not hasattr(self.model, "peft_config"):
+            raise ConfigError(
+                f"{SWITCH}: {self.folder} has no adapter, all weights were trained; start with another run"
+            )
+        if word == BASE:
+            self.model.base_model.disable_adapter_layers()
+            return f"{BASE}, without an adapter"
+        place = named_run(word)
+        folder = read_run(place).model if is_run(place) else place
+        if (config := adapter_config(folder)) is None:
+            raise ConfigError(f"{folder}: neither a run nor a checkpoint with an adapter")
+        base, loaded = (name_of_base(of) for of in (config, adapter_config(self.folder)))
+        if base != loaded:
+            raise ConfigError(f"{folder}: an adapter of {base!r}, and {loaded!r} is loaded")
+        if (key := folder.resolve()) not in self.loaded:
+            self._load(folder, name := f"adapter_{len(self.loaded)}")
+            self.loaded[key] = name
+        self.model.base_model.enable_adapter_layers()
+        self.model.set_adapter(self.loaded[key])
+        return str(folder)
+
+    def _load(self, folder: Path, name: str) -> None:
+        try:
+            self.model.load_adapter(folder, name)
+        except Exception as error:  # of PEFT, of safetensors, of torch
+            if name in self.model.peft_config:
+                self.model.delete_adapter(name)
+            raise ConfigError(f"{folder}: the adapter cannot be loaded ({described(error)})") from error
+
+
+def name_of_base(config: Any) -> str:
+    """Return the base of an adapter: its name on the hub, or the path of its folder."""
+    name = str(config.get("base_model_name_or_path"))
+    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def prompt_of(question: str, run: Run) -> Any:
@@ -83,21 +143,31 @@ def main() -> None:
             from grpo.model import policy
             from grpo.model.thinking import template_of
 
-        model, processing_class = policy.load(run.model, run.config.model, template=template_of(run.config))
+        model, processing_class = policy.load(
+            run.model, run.config.model, template=template_of(run.config), merge=False
+        )
+        adapters, base = Adapters(model, run.model), model.get_base_model() if hasattr(model, "peft_config") else model
         images = images_of(args.image, run, processing_class) if args.image else []
 
         def ask(question: str) -> None:
             prompt = prompt_of(question, run)
             if images:
                 prompt = prepare_multimodal_messages(prompt, images)
-            answer(prompt, model, processing_class, length, args.temperature)
+            answer(prompt, base, processing_class, length, args.temperature)
 
         if args.question is not None:
             ask(args.question)
             return
-        print("Ask one question per line; Ctrl-D ends the conversation.")
+        print(f"Ask one question per line; {SWITCH} RUN switches to its adapter; Ctrl-D ends the conversation.")
         while True:
-            ask(input("> "))
+            command, _, word = (line := input("> ")).partition(" ")
+            if command != SWITCH:
+                ask(line)
+                continue
+            try:
+                print(f"adapter: {adapters.switch(word.strip() or str(run.folder))}")
+            except (OSError, ValueError) as error:
+                print(f"{PROGRAM}: {error}", file=sys.stderr)
     except ConfigError as error:
         leave(error, PROGRAM)
     except (EOFError, KeyboardInterrupt):

@@ -40,6 +40,10 @@ def checked(
     config = without_shard(config)
     check(config)
     check_guard(config)
+    if config.train.push_to_hub:
+        from grpo.extras.publishing.check import check_push  # its library takes a third of a second
+
+        check_push(config)
     if starts:
         check_shard(config)
     if loads:

@@ -34,6 +34,7 @@ from grpo.sweeps.callback import recorded
 from grpo.sweeps.job import PROGRAM, run_job
 from grpo.utils.distributed import (
     BY_US,
+    agreed,
     choose_interface,
     end_silent_connections,
     has_other_machines,
@@ -99,6 +100,10 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
         if not WANTS_TRACEBACK:  # Hydra's variable, which this process has set for itself
             os.environ.pop("HYDRA_FULL_ERROR", None)
         return launch(config, run_dir, PROGRAM)
+    if config.train.push_to_hub:
+        from grpo.extras.publishing.check import prepare_push
+
+        agreed("the hub", lambda: prepare_push(config))
     take_gpu(config)
     plan = planned(config, overrides)
     settings = resolve(config, plan)
@@ -111,7 +116,12 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     with quick_imports(), Waiting(console, "loading libraries"):
         from grpo.run.session import run
 
-    return run(settings, run_dir, plan)
+    summary = run(settings, run_dir, plan)
+    if config.train.push_to_hub and summary["status"] == "completed" and is_main_process():
+        from grpo.extras.publishing.in_run import push_result
+
+        console.print(push_result(config, run_dir), highlight=False, soft_wrap=True)
+    return summary
 
 
 def prepare_gpu(train: DictConfig) -> None:

@@ -21,8 +21,10 @@ install() {
   fail "$(grep -m1 '^ERROR' "$log" || tail -n 1 "$log") (more in $log)"
 }
 
-# Whose GPU this machine has.
-if nvidia-smi -L >/dev/null 2>&1; then gpu=NVIDIA
+# Whose GPU this machine has; GPU=NVIDIA, AMD or none names another, as for an image that is built without one.
+case ${GPU:-} in '' | NVIDIA | AMD | none) ;; *) fail "GPU=$GPU: NVIDIA, AMD or none; without it the GPU of this machine" ;; esac
+if [ -n "${GPU:-}" ]; then gpu=$GPU
+elif nvidia-smi -L >/dev/null 2>&1; then gpu=NVIDIA
 elif rocminfo >/dev/null 2>&1; then gpu=AMD
 elif [ "$(uname -s)" = Darwin ]; then gpu=Apple
 else gpu=none; fi

@@ -70,7 +70,6 @@ def check_apple(config: DictConfig) -> None:
             "bitsandbytes has none for MPS; use adamw_torch",
         ),
         ("model.attn_implementation", "flash" in attention and attention, "needs CUDA or ROCm; use sdpa or eager"),
-        ("train.use_liger_kernel", train.use_liger_kernel, "its kernels are written in Triton, which has no MPS"),
         *(
             (f"update.{part}_on_host", config["update"][f"{part}_on_host"], "CPU and GPU of a Mac share their memory")
             for part in ("gradients", "activations")

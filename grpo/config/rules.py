@@ -86,6 +86,11 @@ RULES = (
         "train.torch_compile=true compiles the whole policy, anew for each length; use update.compile=true, which "
         "compiles its layers once",
     ),
+    Rule(
+        lambda f: f.train.use_liger_kernel,
+        "train.use_liger_kernel=true: TRL will remove it, and it replaces layers after they were compared with TRL's; "
+        "use update.compile=true, which fuses their kernels on a GPU",
+    ),
     # several processes
     Rule(
         lambda f: f.update.compile is True and f.sharding,

@@ -139,10 +139,9 @@ def load(
     device: str | None = None,
     quantization: BitsAndBytesConfig | None = None,
     template: Mapping[str, Any] | None = None,
+    merge: bool = True,
 ) -> tuple[PreTrainedModel, Any]:
     """Load a model, or an adapter and its base, with its tokenizer or processor.
-
-    An adapter is merged unless the base is quantized.
 
     Args:
         name: a folder, or a name on the hub.
@@ -150,6 +149,7 @@ def load(
         dtype: data type of the weights; None takes the configuration's.
         device: None takes the GPU if there is one.
         template: as of `load_processing_class`.
+        merge: whether an adapter is merged into its base, unless that is quantized.
 
     Raises:
         ConfigError: the model does not exist, or not as safetensors.
@@ -175,7 +175,7 @@ def load(
         if not (Path(name) / "adapter_model.safetensors").is_file():
             raise ConfigError(f"{name}: the adapter's weights are not there as safetensors")
         model = PeftModel.from_pretrained(model, name)
-        if quantization is None:
+        if merge and quantization is None:
             model = model.merge_and_unload(safe_merge=True)
     if quantization is None:
         model = model.to(device or kind_of_device())

@@ -12,8 +12,8 @@ from grpo.rundir.summary import with_interval
 ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def model_card(run: Run) -> str:
-    """Return the model card of a run: Markdown after its metadata."""
+def model_card(run: Run, merged: bool = True) -> str:
+    """Return the model card of a run: Markdown after its metadata; of its adapter alone unless that was merged."""
     config, task = run.config, run.config.task
     name = str(config.model.model_name_or_path)
     base = name if ON_HUB.fullmatch(name) and not Path(name).exists() else None
@@ -25,24 +25,25 @@ def model_card(run: Run) -> str:
     metadata = ModelCardData(
         base_model=base,
         datasets=[data] if data == task.dataset.get("path") and ON_HUB.fullmatch(data) else None,
-        library_name="transformers",
+        library_name="transformers" if merged else "peft",
         pipeline_tag=pipeline,
-        tags=["grpo", "trl", "reinforcement-learning"],
+        tags=["grpo", "trl", "reinforcement-learning", *([] if merged else ["lora"])],
         model_name="GRPO" if results else None,
         eval_results=results,
     )
-    lines = [f"# {Path(name).name}, trained with GRPO", "", *_training(run, base or Path(name).name, data), ""]
+    lines = [f"# {Path(name).name}, trained with GRPO", "", *_training(run, base or Path(name).name, data, merged), ""]
     lines += ["## Results", "", *_scores(run), ""]
     lines += ["## Use", "", *_use(run), "", "## Versions", ""]
     lines += [f"{package} {number}  " for package, number in run.summary.get("versions", {}).items()]
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n" + "\n".join(lines) + "\n"))
 
 
-def _training(run: Run, base: str, data: str) -> list[str]:
+def _training(run: Run, base: str, data: str, merged: bool) -> list[str]:
     config, train = run.config, run.config.train
     counts = run.summary.get("data", {}).get("train", {})
     rewards = ", ".join(f"`{name}` (weight {reward.get('weight', 1.0)})" for name, reward in config.reward.items())
-    adapter = f"LoRA of rank {config.peft.get('r')}, merged into the weights" if config.peft else "all weights"
+    adapter = f"LoRA of rank {config.peft.get('r')}" if config.peft else "all weights"
+    adapter += ", merged into the weights" if config.peft and merged else ""
     status = run.summary.get("status", "unknown")
     return [
         f"- Base: {base}",

@@ -132,7 +132,8 @@ def evaluated_by_trl(train: DictConfig, problems: Problems) -> Dataset | None:
 def arguments_of(settings: Resolved) -> dict[str, Any]:
     """Return the arguments of `trl.GRPOConfig` in this process, but for those that follow from the run."""
     arguments = train_arguments(settings.train)
-    arguments.pop("resume_from_checkpoint", None)
+    for name in ("resume_from_checkpoint", "push_to_hub"):  # which the run does itself
+        arguments.pop(name, None)
     user_init_kwargs = arguments.pop("model_init_kwargs", {})
     if settings.engine.share_weights is not True:
         arguments["model_init_kwargs"] = {**policy.model_init_kwargs(settings.model), **user_init_kwargs}

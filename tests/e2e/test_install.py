@@ -98,6 +98,23 @@ def test_vllm_for_another_gpu_is_one_clear_line(tmp_path: Path, stubs: dict[str,
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("gpu", "said"),
+    [
+        ("AMD", "install: vLLM for ROCm brings a PyTorch of its own: install it first"),
+        ("CUDA", "install: GPU=CUDA: NVIDIA, AMD or none; without it the GPU of this machine"),
+    ],
+)
+def test_the_gpu_of_another_machine_can_be_named(gpu: str, said: str, tmp_path: Path) -> None:
+    (copy(tmp_path) / ".venv").mkdir()
+    (tmp_path / ".venv" / "installed").touch()
+    (tmp_path / "launch" / "vllm-cpu.txt").touch()
+    line = ["make", "--no-print-directory", "vllm", f"GPU={gpu}"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr.startswith(said)
+
+
 def test_a_mac_is_asked_for_no_package_of_linux_alone() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

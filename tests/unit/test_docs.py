@@ -84,6 +84,12 @@ def test_version_and_date_agree_in_all_files_of_a_release() -> None:
     assert citation["version"] == version
 
 
+def test_search_words_are_those_of_the_citation() -> None:
+    keywords = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["keywords"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["keywords"] == keywords
+    assert {"GRPO", "padding-free", "packing", "long context"} <= set(keywords)
+
+
 def test_names_of_tests_have_at_most_60_characters() -> None:
     trees = [ast.parse(file.read_text()) for file in TESTS.rglob("test_*.py")]
     names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]

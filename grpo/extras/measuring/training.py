@@ -85,6 +85,7 @@ def random_trainer(
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
+        "push_to_hub": False,
         "log_completions": False,
         "disable_tqdm": True,
         "use_cpu": not on_gpu,

@@ -99,6 +99,7 @@ def test_close_names_are_offered_once() -> None:
         (["reward=[]"], "at least one reward function"),
         (["+train.num_generation=4"], "train.num_generation: no such key; did you mean num_generations"),
         (["+train.hub_token=secret"], "HF_TOKEN"),
+        (["train.use_liger_kernel=true"], "train.use_liger_kernel=true: TRL will remove it"),
         (["+reward.mine.weight=2"], "reward.mine.fn: needs a value"),
         (
             ["reward.correctness.weight=much"],

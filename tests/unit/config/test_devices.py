@@ -36,10 +36,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (("+gpu=apple", "train.optim=paged_adamw"), "train.optim=paged_adamw: bitsandbytes has none for MPS"),
         (("+gpu=apple", "launch.processes=2"), "launch.processes=2: a Mac has one GPU, and no NCCL"),
         (
-            ("+gpu=apple", "train.use_liger_kernel=true"),
-            "train.use_liger_kernel=true: its kernels are written in Triton",
-        ),
-        (
             ("+gpu=apple", "model.attn_implementation=flash_attention_2"),
             "model.attn_implementation=flash_attention_2: needs CUDA or ROCm; use sdpa or eager",
         ),

@@ -1,0 +1,1 @@
+"""Doors to other programs: repositories of the hub, files of llama.cpp."""
