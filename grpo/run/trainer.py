@@ -78,9 +78,7 @@ def make_trainer(
             context=Context(
                 stream=problems.stream,
                 view=problems.view,
-                most_images=None
-                if tools.functions or tools.environment
-                else problems.most_images,  # of a prompt, not of results
+                most_images=None if tools.functions or tools.environment else problems.most_images,
                 memory=memory,
                 keep_columns=True,
                 log_tokens=settings.completions.tokens,

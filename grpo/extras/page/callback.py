@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from grpo.config.secrets import is_secret
 from grpo.reporting.page import write_report
 from grpo.run.callbacks import MetricsFile
 from grpo.run.live_page import LivePage
@@ -22,6 +23,16 @@ from grpo.utils.errors import ConfigError
 log = logging.getLogger(__name__)
 REWARD, MEAN = "rewards/", "/mean"
 """Beginning and end of the name of a reward's metric."""
+
+
+def without_secrets(words: list[str]) -> list[str]:
+    """Return the words of a command line, `--name value` and `name=value`, with an ellipsis for each secret."""
+    shown = []
+    for before, word in zip(["", *words], words, strict=False):
+        name, equals, value = word.partition("=") if "=" in word else (before, "", word)
+        secret = is_secret(name.strip("-") if equals or before.startswith("-") else "", value)
+        shown.append((f"{name}=…" if equals else "…") if secret else word)
+    return shown
 
 
 class Page(TrainerCallback):
@@ -72,7 +83,7 @@ class Page(TrainerCallback):
         if self.summary is None:  # before a page reads it
             config = Path(args.output_dir) / ".hydra" / "config.yaml"
             config.write_text(yaml.safe_dump(self.configuration(args, logs, model)), encoding="utf-8")
-            self.summary = {"reason": None, "task": self.task, "command": shlex.join(sys.orig_argv)}
+            self.summary = {"reason": None, "task": self.task, "command": shlex.join(without_secrets(sys.orig_argv))}
             self.summary["completions_a_step"] = getattr(args, "generation_batch_size", None)
             write_json(Path(args.output_dir) / "summary.json", self.summary | {"status": "running"})
         self.live.on_log(args, state, control)
@@ -98,7 +109,8 @@ class Page(TrainerCallback):
         weights = getattr(args, "reward_weights", None) or [1.0] * len(names)
         adapter = next(iter(getattr(model, "peft_config", {}).values()), None)
         name = getattr(getattr(model, "config", None), "_name_or_path", "") or "model"
-        values = {key: value for key, value in args.to_dict().items() if isinstance(value, int | float | str | None)}
+        plain = {key: value for key, value in args.to_dict().items() if isinstance(value, int | float | str | None)}
+        values = {key: value for key, value in plain.items() if not is_secret(key, value)}
         return {
             "model": {
                 "model_name_or_path": str(name),

@@ -94,6 +94,13 @@ def test_a_page_that_fails_does_not_end_a_training(
     assert [*run.config.reward] == ["org/r"]
 
 
+def test_the_command_of_a_script_has_no_secrets() -> None:
+    token = "hf_" + "a" * 20
+    words = ["python", "train.py", "--hub_token", "abc", f"--x={token}", token, "--seed", "1", "api_key=b", "--key"]
+    shown = ["python", "train.py", "--hub_token", "…", "--x=…", "…", "--seed", "1", "api_key=…", "--key"]
+    assert callback.without_secrets(words) == shown
+
+
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
     args, control = GRPOConfig(output_dir=str(tmp_path / "run"), bf16=False, report_to="none"), TrainerControl()
     state, page = TrainerState(global_step=1, max_steps=1, is_world_process_zero=False), grpo.Page()
