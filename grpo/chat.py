@@ -51,7 +51,7 @@ class Adapters:
         place = named_run(word)
         folder = read_run(place).model if is_run(place) else place
         if (config := adapter_config(folder)) is None:
-            raise ConfigError(f"{folder}: neither a run nor a checkpoint with an adapter")
+            raise ConfigError(f"{word}: neither a run nor a checkpoint with an adapter")
         base, loaded = (name_of_base(of) for of in (config, adapter_config(self.folder)))
         if base != loaded:
             raise ConfigError(f"{folder}: an adapter of {base!r}, and {loaded!r} is loaded")
@@ -158,9 +158,13 @@ def main() -> None:
         if args.question is not None:
             ask(args.question)
             return
-        print(f"Ask one question per line; {SWITCH} RUN switches to its adapter; Ctrl-D ends the conversation.")
+        switches = f"{SWITCH} RUN switches to its adapter; " if hasattr(model, "peft_config") else ""
+        print(f"Ask one question per line; {switches}Ctrl-D ends the conversation.")
         while True:
             command, _, word = (line := input("> ")).partition(" ")
+            if command.startswith("/") and command != SWITCH:
+                print(f"{PROGRAM}: {command!r} is no command; there is {SWITCH} RUN", file=sys.stderr)
+                continue
             if command != SWITCH:
                 ask(line)
                 continue

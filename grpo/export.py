@@ -74,7 +74,7 @@ def check(args: argparse.Namespace, run: Run, output: Path) -> list[str] | None:
             refuses.
     """
     model = run.model
-    if output.exists():
+    if output.exists() and not is_export_of(output, model, args):
         raise ConfigError(f"{output} is there already; name another folder with --output")
     if args.adapter:
         file = model / ADAPTER[0]
@@ -94,6 +94,15 @@ def check(args: argparse.Namespace, run: Run, output: Path) -> list[str] | None:
     if args.push:
         hub.create_repository(args.push, args.public)
     return converter
+
+
+def is_export_of(output: Path, model: Path, args: argparse.Namespace) -> bool:
+    """Return whether `--push` or `--gguf` can use a folder: an export that is younger than the model, of its kind."""
+    files = [*output.glob("*.safetensors")]
+    is_adapter = (output / ADAPTER[0]).is_file()
+    youngest = max((file.stat().st_mtime for file in model.glob("*.safetensors")), default=0.0)
+    wanted = (args.push or args.gguf) and not args.dtype and is_adapter == args.adapter
+    return bool(wanted and files and min(file.stat().st_mtime for file in files) >= youngest)
 
 
 def main() -> None:
@@ -118,8 +127,12 @@ def main() -> None:
         run = read_run(named_run(args.run))
         output = args.output or run.folder / "export"
         converter = check(args, run, output)
-        loader = export_adapter(run, output) if args.adapter else export(run, output, args.dtype)
-        print(f"{output}: load it with {loader}.from_pretrained" + f", or: vllm serve {output}" * (not args.adapter))
+        if output.exists():
+            print(f"{output}: exported before, from the same weights")
+        else:
+            loader = export_adapter(run, output) if args.adapter else export(run, output, args.dtype)
+            served = "" if args.adapter else f", or: vllm serve {output}"
+            print(f"{output}: load it with {loader}.from_pretrained{served}")
         if converter:
             print(gguf.convert(converter, output, Path(run.config.model.model_name_or_path).name))
         if args.push:

@@ -77,6 +77,8 @@ def table_of(folders: list[Path], args: Namespace) -> Table | None:
     """Return the table of directories of runs; None for runs and sweeps, and with `--watch`."""
     several = [folder for folder in folders if not (is_run(folder) or is_sweep(folder)) and runs_in(folder)]
     if several and not args.watch:
+        if missing := [folder for folder in folders if not folder.exists()]:
+            raise ConfigError(f"{missing[0]}: there is no such directory")
         if len(several) < len(folders):
             raise ConfigError(f"{several[0]}: a directory of runs is listed, and not beside a run; name it alone")
         return listed(several, args.sort or "date", args.filter)

@@ -9,7 +9,9 @@ latest`.
 import re
 from argparse import Namespace
 from contextlib import closing
+from difflib import get_close_matches
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
@@ -26,6 +28,8 @@ from rewards.probing.tasks import OF_TASK, SHIPPED, configuration, load_yaml, ro
 from rewards.probing.trial import Probe, fails, try_out
 
 HERE = Path(__file__).parent
+GROUP = "grpo.rewards"
+"""Entry points of installed rewards."""
 LENGTH = 512
 """Longest completion, tokens, for rewards whose configuration has `${train.max_completion_length}`."""
 
@@ -60,6 +64,11 @@ def fn_and_kwargs(name: str, arguments: list[str], run: Path | None = None) -> t
     resolved = run / "resolved_config.yaml" if run else None
     rewards = OmegaConf.load(resolved).reward if resolved and resolved.is_file() else {}
     file = configuration("reward", name) if re.fullmatch(r"[\w-]+", name) else None
+    if not file and name.isidentifier() and name not in rewards and not list(entry_points(group=GROUP, name=name)):
+        known = [*rewards, *(path.stem for path in (SHIPPED / "reward").glob("*.yaml"))]
+        close = get_close_matches(name, [*known, *(path.stem for path in Path("conf/reward").glob("*.yaml"))], n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"{name}: no reward of that name{meant}")
     if name not in rewards and file:
         grader = "correctness"  # which some rewards refer to
         shipped = [load_yaml(each) for each in (SHIPPED / "reward" / f"{grader}.yaml", file)]

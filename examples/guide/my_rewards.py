@@ -17,7 +17,7 @@ def brevity_later(completions, completion_ids, trainer_state, log_metric, **colu
 
 
 def marked_answer(completions, answer, **columns):
-    """Return 1 for the correct answer behind ####, else 0; `answer` is the reference answer of the row."""
+    """Return 1 for the correct answer after ####, else 0; `answer` is the reference answer of the row."""
     texts = [text_of(completion) for completion in completions]
     return [float(final_answer(text, ["hash"]) == due) for text, due in zip(texts, answer, strict=True)]
 

@@ -100,6 +100,7 @@ def settings(run: Run) -> dict[str, str]:
     return {
         "model": f"{config.model.model_name_or_path} ({config.model.dtype})",
         "trained": trained,
+        "continues": run.summary.get("continues") or "",
         "task": "; ".join(
             f"{f'{name}: ' if name else ''}{', '.join(f'{key}={value}' for key, value in task.dataset.items())}"
             for name, task in run.tasks.items()

@@ -73,7 +73,7 @@ def listed(folders: Sequence[Path], sort: str, filters: Sequence[str]) -> Table:
             raise ConfigError(f"--filter={text}: write one of {', '.join(COLUMNS)}, and = with a part of its text")
         rows = [row for row in rows if wanted.casefold() in shown(row[heading]).casefold()]
     if not rows:
-        raise ConfigError(f"--filter={' '.join(filters)}: no run is left")
+        raise ConfigError(f"there is no run with {' and '.join(filters)}")
     if sort == "accuracy":
         rows.sort(key=lambda row: -1.0 if row["accuracy"] is None else row["accuracy"], reverse=True)
     elif sort != "date":

@@ -42,15 +42,18 @@ def tiles_of(run: Run) -> list[Tile]:
     sampled = values(run, f"rewards/{run.grader}/mean")
     tiles: list[Tile | None] = [
         held_out(run),
-        over_steps("sampled accuracy", sampled, "{:.1%}".format, min),
-        over_steps("reward", values(run, "reward"), "{:.3g}".format, min),
-        over_steps("completion length", values(run, "completions/mean_length"), "{:,.1f} tokens".format, max),
-        over_steps("speed", speed, "{:.3g} s/step".format, max),
-        over_steps("memory", memory, "{:.2f} GiB".format, max),
+        over_steps("sampled accuracy", sampled, "{:.1%}".format, LOWEST),
+        over_steps("reward", values(run, "reward"), "{:.3g}".format, LOWEST),
+        over_steps(
+            "completion length", values(run, "completions/mean_length"), "{:,.1f} tokens".format, ("longest", max)
+        ),
+        over_steps("speed", speed, "{:.3g} s/step".format, ("slowest", max)),
+        over_steps("memory", memory, "{:.2f} GiB".format, ("highest", max)),
     ]
     return [tile for tile in tiles if tile]
 
 
+LOWEST = ("lowest", min)
 MEMORY = ("memory/peak_reserved_gb", "memory/update_gb", "memory/host_gb")
 """Metrics of memory, the first that was logged is shown."""
 
@@ -74,23 +77,24 @@ def held_out(run: Run) -> Tile | None:
 
 
 def over_steps(
-    name: str, points: Points, show: Callable[[float], str], worst: Callable[..., tuple[int, float]]
+    name: str, points: Points, show: Callable[[float], str], extreme: tuple[str, Callable[..., tuple[int, float]]]
 ) -> Tile | None:
     """Return the tile of a metric: the mean of the last tenth of the steps beside that of the first tenth.
 
     Args:
         points: (step, value) pairs.
         show: returns a value as text.
-        worst: `min` or `max`.
+        extreme: a word for the worst value, and `min` or `max`.
     """
     if not points:
         return None
     size = max(1, len(points) // 10)
     first, last = (mean(value for _, value in part) for part in (points[:size], points[-size:]))
+    word, worst = extreme
     step, value = worst(points, key=lambda point: point[1])
     change = last - first
     changed = signed(100 * change, POINTS) if show(0.0).endswith("%") else signed(change, show)
-    note, curve = f"worst {show(value)}, step {step}", stretches([value for _, value in points])
+    note, curve = f"{word} {show(value)}, step {step}", stretches([value for _, value in points])
     return Tile(name, last, show(last), change, changed, value, step, show(value), note, curve)
 
 

@@ -106,6 +106,8 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                 console.print(NEW_TASK, highlight=False, soft_wrap=True)
             outcome.add(task=name_of(settings.task), data=problems.counts, accuracy_before=None, accuracy_after=None)
             outcome.add(completions_a_step=completions(settings.train, None))
+            of_other_run = continued(checkpoint, run_dir)
+            outcome.add(continues=of_other_run)
             options = options_of_rewards(settings, problems)
             columns = usable_columns(settings.task, options, reward_columns(problems.train), problems.columns)
             with running_rewards(options, columns, run_dir, run_dir / own_name(ERRORS_FILE)) as rewards:
@@ -121,7 +123,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                 try:
                     utilization = gpu_utilization if memory.on_gpu else None
                     with Monitor(memory, utilization, run_dir, console) as monitor, progress:
-                        evaluate_first(trainer, lambda: evaluate("before"), stop)
+                        evaluate_first(trainer, lambda: evaluate("before"), stop, of_other_run)
                         trainer.add_callback(monitor)  # before the file of metrics, as it adds to them
                         guard = add_callbacks(trainer, settings, run_dir, console, stop, evaluations)
                         for callback in (progress, page):
@@ -199,7 +201,8 @@ def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path 
                 f"{os.path.relpath(checkpoint)} is of a run with {other}; "
                 f"train.resume_from_checkpoint={os.path.relpath(checkpoint)} continues it all the same"
             )
-        console.print(f"continues a checkpoint of a run with {other}", highlight=False, soft_wrap=True)
+        where = f"the weights of {os.path.relpath(checkpoint)}, of a run with {other}"
+        console.print(f"this run continues {where}", highlight=False, soft_wrap=True)
     if checkpoint and (before := processes_of(checkpoint)) not in (None, world_size()):
         if why := why_routers_fixed(settings.config.train, find_shape(settings.config.model).num_experts):
             where = f"{os.path.relpath(checkpoint)} is of {before} processes instead of {world_size()}"
@@ -317,8 +320,17 @@ def evaluated(
     return {f"accuracy_{when}": known[when]["accuracy"]}
 
 
-def evaluate_first(trainer: ExactGRPOTrainer, evaluate: Callable[[], None], stop: StopOnSignal) -> None:
-    """Evaluate before training: now, or once it has sharded the policy."""
+def continued(checkpoint: Path | None, run_dir: Path) -> str | None:
+    """Return the checkpoint of another run that this one begins with; its weights are loaded after the evaluation."""
+    return None if checkpoint is None or checkpoint.parent.samefile(run_dir) else os.path.relpath(checkpoint)
+
+
+def evaluate_first(
+    trainer: ExactGRPOTrainer, evaluate: Callable[[], None], stop: StopOnSignal, of_other_run: str | None
+) -> None:
+    """Evaluate before training: now, or once it has sharded the policy; not a policy whose weights come later."""
+    if of_other_run:
+        return
     if trainer.sharded:
         trainer.add_callback(WhenSharded(stop, evaluate))
     else:

@@ -53,12 +53,17 @@ class Tried:
     results: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    images: int = 0
+    """Results with an image."""
 
     def call(self, tool: Callable[..., Any], arguments: dict[str, Any]) -> None:
         """Call a tool."""
         start = time.monotonic()
         try:
-            self.results.append(str(tool(**arguments)))
+            result = tool(**arguments)
+            self.images += isinstance(result, list)
+            parts = result if isinstance(result, list) else [{"text": str(result)}]
+            self.results.append(" ".join(part.get("text", "[image]") for part in parts))
         except ToolError as error:
             self.errors.append(str(error))
         self.seconds.append(time.monotonic() - start)
@@ -84,6 +89,8 @@ def show(title: str, calls: dict[str, Tried], console: Console) -> None:
         took = f"{1000 * mean(tried.seconds):.1f}" if tried.seconds else ""
         rows.append([name, repr(example[:60]), str(len(tried.seconds)), str(len(tried.errors)), took])
     print_table(console, [title, "for example"], ["calls", "errors", "ms"], rows)
+    if any(tried.images for tried in calls.values()):
+        console.print("results have images, which only a policy like Qwen-VL reads: a run of another one ends")
 
 
 def check_tool(

@@ -115,9 +115,9 @@ def test_updates_on_an_h100_take_the_measured_times(start: str, workload: str) -
 
 def test_updates_on_an_h200_take_the_measured_times() -> None:
     cell = written("gpu_h200")["cells"]["4b lora 16k"]
-    ours = f"{cell['seconds_per_microbatch']:.2f} s and\n{cell['peak_gib']:.1f} GiB"
-    assert ours in README
-    assert f"{cell['prime_rl_s']} s and {cell['prime_rl_gib']} GiB" in README
+    text = " ".join(README.split())
+    assert f"{cell['seconds_per_microbatch']:.2f} s and {cell['peak_gib']:.1f} GiB" in text
+    assert f"{cell['prime_rl_s']} s and {cell['prime_rl_gib']} GiB" in text
 
 
 def test_a_step_of_the_demo_takes_the_measured_time() -> None:
@@ -168,7 +168,9 @@ def test_gradients_and_replays_are_as_exact_as_measured() -> None:
     assert max(case["gradient"] for case in cases) < 1e-5
     in_float32 = on_a_gpu["results"]["exactness in float32"]["float32 against TRL"].values()
     assert len(in_float32) == 6
-    assert f"gradients of six cases are TRL's to {max(in_float32):.1e}".replace("e-0", "e-") in README
+    assert f"gradients of six cases differ from TRL's by at most {max(in_float32):.1e}".replace(
+        "e-0", "e-"
+    ) in " ".join(README.split())
     forecasts = written("preflight")["summary"]
     assert f"[{forecasts['right']} verdicts were correct]" in (ROOT / "docs" / "preflight.md").read_text(
         encoding="utf-8"

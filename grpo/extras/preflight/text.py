@@ -9,7 +9,9 @@ from grpo.extras.preflight.verdict import percent
 from grpo.utils.spoken import spoken
 from rewards.text import printable
 
-COLUMNS = ("size", "fraction", "95 %", "groups/step", "effective", "s/step", "per s")
+COLUMNS = ("size", "fraction", "95 %", "groups", "effective", "s/step", "per s")
+NEAR = 3.2
+"""Factor within which suggested rates were of the best ones of sweeps: benchmarks/preflight.json."""
 """Headings of the table of group sizes."""
 OFTEN = 0.1
 """Fraction of truncated completions above which they speak against a run, as in the page of a run."""
@@ -187,8 +189,10 @@ def of_rate(rates: dict[str, Any]) -> list[tuple[str, str]]:
     """Return a line about the learning rate."""
     if not rates["steps"]:
         return [("rate", f"not tried: {rates['reason']}")]
-    suggested = rates["suggested"] and f"; about {rates['suggested']:.1g} is suggested"
-    text = f"train.learning_rate={rates['configured']:g}{suggested or ''}"
+    text = f"train.learning_rate={rates['configured']:g}"
+    if suggested := rates["suggested"]:
+        near = max(suggested / rates["configured"], rates["configured"] / suggested) <= NEAR
+        text += f", near the suggested {suggested:.1g}" if near else f"; about {suggested:.1g} is suggested"
     for step in rates["steps"]:
         if step["rate"] == rates["configured"]:
             kl = "infinite" if step["kl"] is None else f"{step['kl']:.2g} nats per token"

@@ -14,7 +14,7 @@ const Tokens = (() => {
     ratio: { name: "importance ratio", paint: around(1), middle: 1 },
     correction: { name: "vLLM's correction", paint: around(1), middle: 1 },
     clipped: { name: "clipped", paint: category({ true: 1 }), names: { true: "clipped" } },
-    kind: { name: "not in the loss", paint: category({ tool: 2, image: 3 }), names: { tool: "tool", image: "image" } },
+    kind: { name: "outside the loss", paint: category({ tool: 2, image: 3 }), names: { tool: "tool", image: "image" } },
   };
   const ends = {};
   let rows = [];

@@ -4,5 +4,5 @@ from rewards.text import final_answer, text_of
 
 
 def exact_answer(completions, answer, **columns):
-    """Return 1 for the answer behind ####, else 0; `answer` is a column of problems.jsonl."""
+    """Return 1 for the answer after ####, else 0; `answer` is a column of problems.jsonl."""
     return [float(final_answer(text_of(said), ["hash"]) == due) for said, due in zip(completions, answer, strict=True)]
