@@ -21,7 +21,7 @@ def report(summary: dict[str, Any], run_dir: Path) -> None:
         for name, part in outcome.get("by_task", {}).items():
             table.add_row(f"  {name}", with_interval(part["accuracy"], part["interval"]))
     if evaluation:
-        table.add_row("held out", f"{evaluation['before']['samples']} problems, answered greedily")
+        table.add_row("held out", f"{next(iter(evaluation.values()))['samples']} problems, answered greedily")
     for name, kinds in summary.get("reward_errors", {}).items():
         counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         table.add_row(f"reward.{name}", f"skipped: {counts}", style="red")

@@ -115,6 +115,14 @@ def test_an_adapter_is_pushed_as_it_is(run_dir: Path, tmp_path: Path) -> None:
     with HubServer() as hub:
         done = pushed(hub, WRITES, run, "--adapter", "--push", "me/adapter", "--public")
     assert done.returncode == 0, done.stderr
+    with HubServer() as hub:  # the export is there, and younger than the model
+        again = pushed(hub, WRITES, run, "--adapter", "--push", "me/adapter", "--public")
+        merged = pushed(hub, WRITES, run, "--push", "me/merged")
+    assert (again.returncode, again.stdout.splitlines()[0]) == (
+        0,
+        f"{run}/export: exported before, from the same weights",
+    )
+    assert (merged.returncode, "is there already; name another folder" in merged.stderr) == (2, True)
     repository = hub.repositories["me/adapter"]
     assert not repository["private"]
     adapter = (run_dir / "model" / "adapter_model.safetensors").read_bytes()
@@ -134,7 +142,7 @@ def test_an_adapter_is_pushed_as_it_is(run_dir: Path, tmp_path: Path) -> None:
         (READS, ["--push", "me/old"], "lets this token not write"),
         (WRITES, ["--push", "you/new"], "lets this token not write"),
         (WRITES, ["--push", "me/open"], "is there and is public; add --public"),
-        (WRITES, ["--push", "new"], "a repository is OWNER/NAME"),
+        (WRITES, ["--push", "new"], "'new' is no OWNER/NAME"),
         (WRITES, ["--push", "me/a b"], "must use alphanumeric"),
         (WRITES, ["--push", "me/new", "--adapter"], "nobody else has its base"),
         (WRITES, ["--public"], "add --push OWNER/NAME"),
@@ -192,6 +200,18 @@ def test_a_question_is_answered_as_the_run_was_asked(run_dir: Path) -> None:
     assert done.stdout.split() == problem["completion"].split()
 
 
+def test_a_run_from_another_runs_weights_says_so(run_dir: Path, tmp_path: Path) -> None:
+    """Its policy before the training is not the one that is loaded first."""
+    words = ["peft=lora", f"train.resume_from_checkpoint={run_dir}", *SMALL, "train.seed=7", "train.max_steps=3"]
+    done = module("grpo.train", *words, f"hydra.run.dir={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["continues"].endswith("checkpoint-2")
+    assert summary["accuracy_before"] is None
+    assert summary["accuracy_after"] is not None
+    assert f"this run continues the weights of {summary['continues']}, of a run with " in done.stdout + done.stderr
+
+
 def test_questions_are_read_line_by_line_without_one(run_dir: Path) -> None:
     question = "Mia has 12 apples. She buys 7 more. How many apples does she have now?\n"
     done = module("grpo.chat", run_dir, answers=question * 2)
@@ -213,14 +233,25 @@ def test_a_conversation_switches_adapters_of_one_base(run_dir: Path, tmp_path: P
         (folder / "adapter_config.json").write_text(text)
     wrong = [tmp_path / "missing", tmp_path, torn, elsewhere]
     switches = [other, *wrong, run_dir / "checkpoint-2", other / "model"]
-    lines = [question, *(text for place in switches for text in (f"/adapter {place}", question)), "/adapter", question]
+    lines = [
+        "/adaptr x",
+        question,
+        *(text for place in switches for text in (f"/adapter {place}", question)),
+        "/adapter",
+        question,
+    ]
     done = module("grpo.chat", run_dir, answers="\n".join(lines) + "\n")
     assert done.returncode == 0, done.stderr
     expected = [first, *[second] * (1 + len(wrong)), first, second, first]
     assert [text for text in done.stdout.split("> ")[1:] if text.strip() and "adapter: " not in text] == expected
     assert done.stdout.count("adapter: ") == 4
-    assert done.stderr.count("\n") == len(wrong)
-    for says in ("missing: neither a run", "Expecting property name", r"an adapter of 'a/b\x1b'"):
+    assert done.stderr.count("\n") == len(wrong) + 1
+    for says in (
+        "'/adaptr' is no command; there is /adapter RUN",
+        "missing: neither a run",
+        "Expecting property name",
+        r"an adapter of 'a/b\x1b'",
+    ):
         assert says in done.stderr
 
 

@@ -84,9 +84,10 @@ def test_rows_are_sorted_and_filtered_by_a_column(
     [
         (("outputs", "--filter", "status"), "--filter=status: write one of run, status, accuracy, task, model, date"),
         (("outputs", "--filter", "lr=1"), "--filter=lr=1: write one of run, "),
-        (("outputs", "--filter", "task=x"), "--filter=task=x: no run is left"),
+        (("outputs", "--filter", "task=x"), "there is no run with task=x"),
         (("outputs", "--sort", "loss"), "argument --sort: invalid choice: 'loss'"),
         (("outputs", "outputs/mine"), "outputs: a directory of runs is listed, and not beside a run; name it alone"),
+        (("outputs", "multirun/none"), "multirun/none: there is no such directory"),
         (("outputs/mine", "--sort", "date"), "--sort, --filter: for a directory of runs, as outputs; "),
         (("outputs/preflight",), "outputs/preflight: neither a run nor a sweep is in it; "),
     ],

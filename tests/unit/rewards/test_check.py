@@ -195,7 +195,7 @@ def test_the_format_of_gsm8k_is_data_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["corectness"], "reward.corectness.fn=corectness: write package.module.function"),
+        (["corectness"], "corectness: no reward of that name; did you mean correctness?"),
         (["correctness", "fnid=[hash]"], "kwargs.fnid: did you mean find?"),
         (["correctness", "find"], "find: write key=value"),
         (["correctness", "--data", "missing.jsonl"], "missing.jsonl"),
