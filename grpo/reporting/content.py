@@ -102,7 +102,7 @@ def settings(run: Run) -> dict[str, str]:
         "trained": trained,
         "continues": run.summary.get("continues") or "",
         "task": "; ".join(
-            f"{f'{name}: ' if name else ''}{', '.join(f'{key}={value}' for key, value in task.dataset.items())}"
+            f"{f'{name}: ' if name else ''}{', '.join(f'{key}={value}' for key, value in task.dataset.items() if value)}"
             for name, task in run.tasks.items()
         ),
         "prompts by task": ", ".join(f"{name} × {of.weight:g}" for name, of in config.task.get("tasks", {}).items()),
