@@ -73,7 +73,7 @@ def start(folder: Path, args: argparse.Namespace) -> dict[str, Peer]:
     return peers
 
 
-def measure(peers: dict[str, Peer], folder: Path, repeats: int, only: list[str] | None) -> dict[str, Any]:
+def measure(peers: dict[str, Peer], folder: Path, repeats: int, only: list[str] | None = None) -> dict[str, Any]:
     """Update by all, or `only` some, in turns, each time from another beginning, after an uncounted round of all."""
     order = list(peers)
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in order}

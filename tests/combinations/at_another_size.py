@@ -33,8 +33,8 @@ def possible(row: Row, shard: str) -> Row:
     if (row["steps"] != "a slice" and row["steps"] != "four slices") or row["iterations"] == "2":
         row |= {"policy": "full attention"} if row["policy"].startswith("images") else {}
         row |= {"weights": "all"} if row["weights"] == "frozen tower" else {}
-    if shard == "fsdp2" and row["penalty"] == "KL, moving reference":
-        row |= {"penalty": "KL"}
+    if shard == "fsdp2":
+        row |= {"layers": "as they are"} | ({"penalty": "KL"} if row["penalty"] == "KL, moving reference" else {})
     return row
 
 

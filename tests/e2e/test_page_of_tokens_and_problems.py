@@ -40,7 +40,7 @@ def test_tokens_are_coloured_by_one_value_at_a_time(run, opened):
         "advantage",
         "importance ratio",
         "clipped",
-        "not in the loss",
+        "outside the loss",
     ]
     page.locator("#overlay").select_option("logp")
     tokens = page.locator(".tokens").first.locator("span")
@@ -70,7 +70,7 @@ def test_a_token_says_its_values_by_pointer_and_by_keys(run, opened):
         assert part in said.inner_text()
     first.focus()
     page.keyboard.press("ArrowRight")
-    assert "not in the loss true" in said.inner_text()
+    assert "outside the loss true" in said.inner_text()
     page.keyboard.press("ArrowLeft")
     assert '" answer"' in said.inner_text()
     page.locator("h1").click()

@@ -15,7 +15,7 @@ from tests.unit.rewards.judge_agreement import measured
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.slow
-DOCS = (ROOT / "docs" / "rewards.md").read_text()
+DOCS = (ROOT / "docs" / "more_rewards.md").read_text()
 
 
 def alone(content: str) -> str:
