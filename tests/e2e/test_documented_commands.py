@@ -20,7 +20,7 @@ REFERENCE = ("evaluation", "sweeps", "mixtures", "dynamic_sampling", "tools", "r
              "more_rewards")  # fmt: skip
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in (*GUIDE, *REFERENCE))]
 ELSEWHERE = re.compile(
-    r"^(make|pip|ssh|sbatch|sky|source|launch/|HF_TOKEN|NODES)|node0|--watch|Qwen/|Skywork|judge|reasoning_gym"
+    r"^(make|pip|ssh|sbatch|sky|source|launch/|HF_TOKEN|NODES|docker|git|PATH)|push|gguf|node0|--watch|Qwen/|Skywork|judge|reasoning_gym"
     r"|hydra/(launcher|sweeper)=|train=async"
 )
 """Commands that install, never end, or need the hub, a server, other machines or an extra."""
