@@ -129,7 +129,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, args.workload, args.model, args.rows)
-        peers = {name: peer for name, peer in start(folder, args).items() if not args.only or name in ("trl", *args.only)}
+        peers = {
+            name: peer for name, peer in start(folder, args).items() if not args.only or name in ("trl", *args.only)
+        }
         results = measure(peers, folder, args.repeats, args.only)
         for peer in peers.values():
             peer.close()

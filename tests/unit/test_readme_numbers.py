@@ -175,3 +175,12 @@ def test_gradients_and_replays_are_as_exact_as_measured() -> None:
     assert f"[{forecasts['right']} verdicts were correct]" in (ROOT / "docs" / "preflight.md").read_text(
         encoding="utf-8"
     )
+
+
+def test_verls_prefix_grouper_takes_the_measured_time() -> None:
+    results, text = written("peers_prefix_grouper_cpu")["results"], " ".join(COMPARISON.split())
+    ours, engine, grouper = (
+        f"{mean(results[name]['seconds']):.1f} s" for name in ("ours", "verl", "verl, prefix grouper")
+    )
+    assert f"take {grouper}, verl's engine takes {engine} and this trainer {ours}, with equal gradients" in text
+    assert max(result["gradient_difference"] for result in results.values()) < 1e-5
