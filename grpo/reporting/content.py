@@ -4,6 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
+
 from grpo.reporting.completions import sample
 from grpo.reporting.curves import PHASES, constants, curves_of
 from grpo.reporting.findings import findings
@@ -101,10 +103,7 @@ def settings(run: Run) -> dict[str, str]:
         "model": f"{config.model.model_name_or_path} ({config.model.dtype})",
         "trained": trained,
         "continues": run.summary.get("continues") or "",
-        "task": "; ".join(
-            f"{f'{name}: ' if name else ''}{', '.join(f'{key}={value}' for key, value in task.dataset.items() if value)}"
-            for name, task in run.tasks.items()
-        ),
+        "task": "; ".join(f"{name}: {options_of(task)}".removeprefix(": ") for name, task in run.tasks.items()),
         "prompts by task": ", ".join(f"{name} × {of.weight:g}" for name, of in config.task.get("tasks", {}).items()),
         "problems": ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in data.items() if count is not None),
         "rewards": ", ".join(rewards),
@@ -122,6 +121,11 @@ def settings(run: Run) -> dict[str, str]:
         "versions": ", ".join(f"{name} {version}" for name, version in run.summary.get("versions", {}).items()),
         "commit": run.summary.get("git_commit") or "",
     }
+
+
+def options_of(task: DictConfig) -> str:
+    """Return the options of a task's data that are set, as text."""
+    return ", ".join(f"{key}={value}" for key, value in task.dataset.items() if value)
 
 
 def engine_check(run: Run) -> str:
