@@ -106,8 +106,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                 console.print(NEW_TASK, highlight=False, soft_wrap=True)
             outcome.add(task=name_of(settings.task), data=problems.counts, accuracy_before=None, accuracy_after=None)
             outcome.add(completions_a_step=completions(settings.train, None))
-            of_other_run = continued(checkpoint, run_dir)
-            outcome.add(continues=of_other_run)
+            outcome.add(continues=continued(checkpoint, run_dir))
             options = options_of_rewards(settings, problems)
             columns = usable_columns(settings.task, options, reward_columns(problems.train), problems.columns)
             with running_rewards(options, columns, run_dir, run_dir / own_name(ERRORS_FILE)) as rewards:
@@ -123,7 +122,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                 try:
                     utilization = gpu_utilization if memory.on_gpu else None
                     with Monitor(memory, utilization, run_dir, console) as monitor, progress:
-                        evaluate_first(trainer, lambda: evaluate("before"), stop, of_other_run)
+                        evaluate_first(trainer, lambda: evaluate("before"), stop, checkpoint, run_dir)
                         trainer.add_callback(monitor)  # before the file of metrics, as it adds to them
                         guard = add_callbacks(trainer, settings, run_dir, console, stop, evaluations)
                         for callback in (progress, page):
@@ -321,15 +320,22 @@ def evaluated(
 
 
 def continued(checkpoint: Path | None, run_dir: Path) -> str | None:
-    """Return the checkpoint of another run that this one begins with; its weights are loaded after the evaluation."""
+    """Return the checkpoint of another run that this one begins with."""
     return None if checkpoint is None or checkpoint.parent.samefile(run_dir) else os.path.relpath(checkpoint)
 
 
 def evaluate_first(
-    trainer: ExactGRPOTrainer, evaluate: Callable[[], None], stop: StopOnSignal, of_other_run: str | None
+    trainer: ExactGRPOTrainer,
+    evaluate: Callable[[], None],
+    stop: StopOnSignal,
+    checkpoint: Path | None,
+    run_dir: Path,
 ) -> None:
-    """Evaluate before training: now, or once it has sharded the policy; not a policy whose weights come later."""
-    if of_other_run:
+    """Evaluate before training: now, or once it has sharded the policy.
+
+    The weights of a checkpoint come later: a run that resumes has the accuracy before it from its beginning, or none.
+    """
+    if checkpoint and "before" not in read_json(run_dir / "evaluation.json"):
         return
     if trainer.sharded:
         trainer.add_callback(WhenSharded(stop, evaluate))

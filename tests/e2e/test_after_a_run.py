@@ -210,6 +210,11 @@ def test_a_run_from_another_runs_weights_says_so(run_dir: Path, tmp_path: Path) 
     assert summary["accuracy_before"] is None
     assert summary["accuracy_after"] is not None
     assert f"this run continues the weights of {summary['continues']}, of a run with " in done.stdout + done.stderr
+    words = [*words[:1], *words[2:-1], "train.max_steps=4", f"train.resume_from_checkpoint={tmp_path}/run"]
+    done = module("grpo.train", *words, f"hydra.run.dir={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["steps"], summary["accuracy_before"]) == (4, None), "nor has its own continuation"
 
 
 def test_questions_are_read_line_by_line_without_one(run_dir: Path) -> None:
