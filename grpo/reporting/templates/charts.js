@@ -102,6 +102,7 @@
       await draw(drawing);
       await new Promise((resolve) => setTimeout(resolve));
     }
+    window.dispatchEvent(new Event("drawn"));
     document.body.dataset.drawn = "yes";
   };
   const chosen = () => { document.body.dataset.metrics = JSON.stringify(drawings.filter(({ added }) => added).map(({ chart }) => chart.title)); };

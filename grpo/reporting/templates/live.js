@@ -59,22 +59,24 @@
     scroll(kept);
   };
 
+  const age = () => Date.now() - written;
+  let active = 0;  // when the reader did something
+  if (written) {
+    const note = document.createElement("p");
+    note.className = "soft";
+    note.id = "live";
+    note.textContent = `Written at ${new Date(written).toLocaleTimeString()}. The page reloads by itself while the run runs.`;
+    document.querySelector(".about").after(note);
+  }
   if (history.state?.place) {
     const kept = history.state.place;
     history.replaceState(null, "");
     restore(kept);
+    window.addEventListener("drawn", () => { if (!active) scroll(kept); }, { once: true });  // charts change their heights
     window.addEventListener("load", () => setTimeout(() => { history.scrollRestoration = "auto"; }));
   }
-  if (!written) return;
+  if (!written || age() > FORGOTTEN) return;
 
-  const age = () => Date.now() - written, note = document.createElement("p");
-  note.className = "soft";
-  note.id = "live";
-  note.textContent = `Written at ${new Date(written).toLocaleTimeString()}. The page reloads by itself while the run runs.`;
-  document.querySelector(".about").after(note);
-  if (age() > FORGOTTEN) return;
-
-  let active = 0;
   for (const name of ["pointerdown", "pointermove", "keydown", "wheel", "touchmove", "input"]) {
     window.addEventListener(name, () => { active = Date.now(); }, { passive: true });
   }
