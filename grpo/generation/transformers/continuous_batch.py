@@ -167,11 +167,8 @@ class ContinuousBatch:
             most: unfinished completions to leave for a later call; 0 with sharded weights.
             options: arguments of `generate`.
         """
-        begun = self.turns and self.turns.take(
-            inputs["input_ids"], inputs["attention_mask"], partial(read, model, **options)
-        )
-        options |= {CACHE: begun or GrowingCache(model.config)}
-        model.generate(**inputs, **options, custom_generate=partial(self.decode, numbers, most))
+        arguments = continued(self.turns, model, inputs, options)
+        model.generate(**arguments, custom_generate=partial(self.decode, numbers, most))
 
     def decode(
         self,
@@ -271,6 +268,12 @@ class ContinuousBatch:
                 if self.turns:
                     tokens = cohort.ids[row, cohort.begins[row] : -1].tolist()
                     self.turns.keep(tokens, cache, rows[row], self.in_groups)
+
+
+def continued(turns: Turns | None, model: Any, inputs: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of `generate`: a model's inputs and a cache, of an earlier turn if there is one, or empty."""
+    begun = turns and turns.take(inputs["input_ids"], inputs["attention_mask"], partial(read, model, **options))
+    return {**inputs, **options, CACHE: begun or GrowingCache(model.config)}
 
 
 def read(model: Any, cache: GrowingCache, ids: torch.Tensor, mask: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
 
 from grpo.generation.transformers.continuous_batch import ContinuousBatch, in_step, why_not_shared
+from grpo.generation.transformers.growing_cache import keeps_all_keys
 from grpo.generation.transformers.prompt_cache import why_repeated
 from grpo.generation.transformers.settings import only, settings_of
 from grpo.generation.transformers.static_batch import StaticBatch, why_not_static
@@ -145,10 +146,12 @@ class ContinuousBatching:
         reason = why_not_shared(model, [*names, *options.keys() - {"generation_config"}], config)
         if not self._can(ANEW, reason, lambda: why_not_joined(model, ContinuousBatch())):
             return None
-        if model.device.type in RECORDING:
-            reason = "turns continue from caches" if self.turns else why_not_static(model, names, config)
-            if self._can(UNRECORDED, reason, lambda: why_not_joined(model, StaticBatch(records=False))):
-                return StaticBatch()
+        if model.device.type in RECORDING and self._can(
+            UNRECORDED, why_not_static(model, config), lambda: why_not_joined(model, StaticBatch(records=False))
+        ):
+            reason = None if keeps_all_keys(model) else "the steps of generation are recorded"
+            continues = bool(self.turns) and self._can(READ_ANEW, reason, lambda: why_not_continued(model))
+            return StaticBatch(self.turns if continues else None)
         shares = repeats and self._can(
             COPIED, together or why_repeated(model), lambda: why_not_joined(model, ContinuousBatch(shares_from=0))
         )

@@ -81,6 +81,11 @@ class GrowingCache(DynamicCache):
         join([before, self])
 
 
+def keeps_all_keys(model: Any) -> bool:
+    """Return whether all layers of a model have the keys of all tokens, without a window, and no state."""
+    return all(type(layer) is GrowingLayer for layer in GrowingCache(model.config).layers)
+
+
 def join(caches: Sequence[GrowingCache]) -> GrowingCache:
     """Return the last cache with the rows of all, which the others lose, before its own."""
     for *earlier, layer in zip(*(cache.layers for cache in caches), strict=True):

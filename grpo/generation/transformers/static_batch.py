@@ -10,7 +10,7 @@ free for the update. Without a GPU the same steps are not recorded.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig
 
-from grpo.generation.transformers.continuous_batch import gathers_weights
-from grpo.generation.transformers.growing_cache import CACHE, GrowingCache, GrowingLayer
+from grpo.generation.transformers.continuous_batch import continued, gathers_weights
+from grpo.generation.transformers.growing_cache import CACHE
 from grpo.generation.transformers.prompt_cache import shared_keys
 from grpo.generation.transformers.sampling import drawn
 from grpo.generation.transformers.settings import chosen
 from grpo.generation.transformers.static_cache import MULTIPLE, StaticCache
+from grpo.generation.transformers.turns import Turns
 from grpo.utils.attention import policy_of, relative_rounding
 from grpo.utils.oom import tried
 
@@ -39,20 +40,15 @@ BY_TOKENS_BEFORE = {
 """Fields of a generation config by which a token depends on those before it, not on its scores alone."""
 
 
-def why_not_static(model: Any, inputs: Collection[str], config: GenerationConfig) -> str | None:
-    """Return why the decoding step of a policy cannot be recorded, or None; see also the trial.
+def why_not_static(model: Any, config: GenerationConfig) -> str | None:
+    """Return why the decoding step of a policy, whose prompts are read once, cannot be recorded, or None.
 
-    Args:
-        model: the policy, whose prompts are read once (`why_not_shared`).
-        inputs: names of the model's inputs.
-        config: generation config.
+    See also `why_not_shared` and the trial.
     """
     if gathers_weights(model):
         return "its weights are sharded"
-    if further := set(inputs) - {"input_ids", "attention_mask"}:
-        return f"it has the input {min(further)}"
-    if any(type(layer) is not GrowingLayer for layer in GrowingCache(policy_of(model).config).layers):
-        return "some of its layers have a window of tokens or a state"
+    if getattr(policy_of(model).config.get_text_config(), "attention_chunk_size", None):
+        return "some of its layers attend within chunks"
     fields = chosen(config)
     return next((f"its generation_config has {name}={of}" for name, of in fields if name in BY_TOKENS_BEFORE), None)
 
@@ -64,6 +60,8 @@ class Row:
     number: int
     prompt: int
     """Place of its prompt in the cache."""
+    read: list[int]
+    """Tokens of its prompt."""
     begun: int
     """Number of the step before its second token."""
     going: bool = True
@@ -79,8 +77,8 @@ class Rows(NamedTuple):
     """Tokens in the cache, (rows): the place of the last token."""
     going: torch.Tensor
     """Whether they have not ended, (rows)."""
-    prompts: torch.Tensor
-    """Tokens of their prompts without padding, (rows)."""
+    positions: torch.Tensor
+    """Positions of their first tokens, (rows), or (rows, dimensions) with images."""
 
     def of(self, rows: list[int]) -> "Rows":
         """Return copies of some rows."""
@@ -95,10 +93,12 @@ class StaticBatch:
     """Unfinished and ended completions, as in `ContinuousBatch`.
 
     Args:
+        turns: as in `ContinuousBatch`, for a policy whose layers have the keys of all tokens and no state.
         records: whether steps are recorded.
     """
 
-    def __init__(self, records: bool = True) -> None:
+    def __init__(self, turns: Turns | None = None, records: bool = True) -> None:
+        self.turns = turns
         self.ended: dict[int, list[int]] = {}
         """Tokens of completions that have ended, by their numbers."""
         self.why_not_recorded = None if records else "for a trial"
@@ -126,8 +126,8 @@ class StaticBatch:
     @torch.no_grad()
     def begin(self, model: Any, inputs: Any, numbers: Sequence[Sequence[int]], most: int, **options: Any) -> None:
         """Read prompts and generate until at most `most` completions are unfinished; see `ContinuousBatch.begin`."""
-        options |= {CACHE: GrowingCache(model.config), "custom_generate": partial(self.decode, numbers, most)}
-        model.generate(**inputs, **options)
+        arguments = continued(self.turns, model, inputs, options)
+        model.generate(**arguments, custom_generate=partial(self.decode, numbers, most))
 
     def decode(
         self,
@@ -142,15 +142,19 @@ class StaticBatch:
     ) -> torch.Tensor:
         """Replace the loop of `generate`, with its arguments; see `begin`."""
         mask = inputs.get("attention_mask")  # None without padding
-        logits = model._prefill(input_ids, generation_config, inputs).logits
+        seen = torch.ones_like(input_ids) if mask is None else mask
+        outputs = model._prefill(input_ids, generation_config, inputs)
+        inputs = model._update_model_kwargs_for_generation(outputs, inputs)
+        logits = outputs.logits[:, -1]
+        del outputs
+        positions = inputs["position_ids"][..., -1].movedim(-1, 0) if "position_ids" in inputs else seen.sum(1)
         ends = generation_config.eos_token_id
         self.ends = torch.tensor([-1] if ends is None else ends, device=input_ids.device).view(-1)
         self.limit = generation_config.max_length - input_ids.size(1)
         draw = drawn if generation_config.do_sample else partial(torch.argmax, dim=-1, keepdim=True)
         self._choose = lambda ids, logits: draw(logits_processor(ids, logits.to(copy=True, dtype=torch.float32)))
         with self._on_stream(input_ids.device), torch.inference_mode(), model._optimize_model_for_decode():
-            seen = torch.ones_like(input_ids) if mask is None else mask
-            self._join(numbers, input_ids, StaticCache(inputs[CACHE], seen), logits[:, -1])
+            self._join(numbers, input_ids, positions, StaticCache(inputs[CACHE], seen), logits)
             del logits
             with shared_keys(model, self._cache):
                 self._decode(model, most)
@@ -173,22 +177,30 @@ class StaticBatch:
             outside.wait_stream(self._stream)
 
     def _join(
-        self, numbers: Sequence[Sequence[int]], ids: torch.Tensor, cache: StaticCache, logits: torch.Tensor
+        self,
+        numbers: Sequence[Sequence[int]],
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        cache: StaticCache,
+        logits: torch.Tensor,
     ) -> None:
         """Choose the first tokens of completions, and put them behind those that have not ended.
 
         Args:
             numbers: for each prompt, the numbers of its completions.
             ids: prompts, padded on the left, (prompts, tokens).
+            positions: of their first tokens; see `Rows`.
             cache: of the prompts.
             logits: of their first tokens, (prompts, vocabulary).
         """
-        rows = [Row(number, prompt, self.step) for prompt, of in enumerate(numbers) for number in of]
+        counts = cache.seen.sum(1).tolist()
+        read = [prompt[len(prompt) - count :] for prompt, count in zip(ids.tolist(), counts, strict=True)]
+        rows = [Row(number, prompt, read[prompt], self.step) for prompt, of in enumerate(numbers) for number in of]
         prompts = [row.prompt for row in rows]
         tokens = ids.new_zeros(len(rows), self.limit)
         tokens[:, :1] = self._choose(ids[prompts], logits[prompts])
         lengths = tokens.new_zeros(len(rows))
-        further = Rows(tokens, lengths, self._going(tokens[:, :1], lengths), cache.seen.sum(1)[prompts])
+        further = Rows(tokens, lengths, self._going(tokens[:, :1], lengths), positions[prompts])
         if self._cache is None:
             self.rows, self._rows, self._cache = rows, further, cache
             self._place([], ROOM)
@@ -226,6 +238,8 @@ class StaticBatch:
         for place, tokens, length in zip(ended, of_ended.tokens.tolist(), of_ended.lengths.tolist(), strict=True):
             self.ended[self.rows[place].number] = tokens[: length + 1]
             self.rows[place].going = False
+            if self.turns:
+                self.turns.keep(self.rows[place].read + tokens[:length], self._cache, place, in_groups=False)
         return [place for place, goes in enumerate(going) if goes]
 
     def _decode(self, model: Any, most: int) -> None:
@@ -251,24 +265,25 @@ class StaticBatch:
         if self._graph and not self._is_placed_anew:
             self._graph.replay()
             return
-        before = self._rows.lengths.clone(), self._rows.going.clone()
-        expected = self._step(model)
         if self.why_not_recorded:
+            self._step(model)
             return
+        before = [(tensor, tensor.clone()) for tensor in (*self._rows[1:3], *self._cache.states())]
+        expected = self._step(model)
+        after = [(tensor, tensor.clone()) for tensor in self._rows]  # with the tokens that have been drawn
+        put_back(before)
         logits, self.why_not_recorded = tried(lambda: self._record(model))
-        if logits is None or self._graph is None:
-            return
-        after = [tensor.clone() for tensor in self._rows]
-        self._rows.lengths.copy_(before[0])
-        self._rows.going.copy_(before[1])
-        self._graph.replay()
-        distance = float((logits - expected).norm() / expected.norm())
-        if distance <= relative_rounding(model) ** 0.5:
-            self._is_placed_anew = False
+        if logits is not None and self._graph:
+            self._graph.replay()
+            distance = float((logits - expected).norm() / expected.norm())
+            if not distance <= relative_rounding(model) ** 0.5:
+                self.why_not_recorded = f"the recorded one has other logits, by {distance:.1e}"
+        if self.why_not_recorded:
+            put_back(before)
+            self._step(model)
         else:
-            self.why_not_recorded = f"the recorded one has other logits, by {distance:.1e}"
-        for tensor, value in zip(self._rows, after, strict=True):  # the token that was drawn first
-            tensor.copy_(value)
+            put_back(after)
+            self._is_placed_anew = False
 
     def _record(self, model: Any) -> torch.Tensor:
         """Record a step; return the place of its logits."""
@@ -283,9 +298,13 @@ class StaticBatch:
 
     def _step(self, model: Any) -> torch.Tensor:
         """Generate a token of each completion; return its logits, (rows, vocabulary)."""
-        tokens, lengths, going, prompts = self._rows
+        tokens, lengths, going, positions = self._rows
         last = tokens.gather(1, lengths[:, None])
-        inputs = {"input_ids": last, "position_ids": (prompts + lengths)[:, None], CACHE: self._cache}
+        inputs = {
+            "input_ids": last,
+            "position_ids": (positions.movedim(0, -1) + lengths)[..., None],
+            CACHE: self._cache,
+        }
         inputs["attention_mask"] = torch.ones_like(last)  # without it some models read whether a token is padding
         logits = model(**inputs, use_cache=True, return_dict=True).logits[:, -1]
         chosen = torch.where(going[:, None], self._choose(last, logits), last)
@@ -297,6 +316,12 @@ class StaticBatch:
     def _going(self, chosen: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Return whether completions go on after these tokens, (rows, 1), at these places, (rows)."""
         return (chosen != self.ends).all(1) & (lengths < self.limit - 1)
+
+
+def put_back(values: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Write values into tensors."""
+    for tensor, value in values:
+        tensor.copy_(value)
 
 
 def copied(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:

@@ -8,22 +8,37 @@ from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig
 
 from grpo.generation.transformers import continuous_batching, static_batch
+from grpo.generation.transformers.completer import encode
 from grpo.generation.transformers.continuous_batching import ContinuousBatching, each_alone, first_equal
 from grpo.generation.transformers.static_batch import StaticBatch, why_not_static
 from grpo.generation.transformers.trial import why_not_joined
+from grpo.testing.vision_policies import problems
+from grpo.view.images import prompt_of
 from tests.cuda_graph import Graph
 from tests.unit.generation.transformers.test_continuous_batching import (
     FAMILIES,
     GROUP,
     HOW,
+    TURNS,
+    VISION_FAMILIES,
+    WITH_STATE,
     assert_drawn_by_probabilities,
     complete,
+    ends_of,
+    make_policy,
+    make_processor,
     padded,
     policy,
     prompts,
 )
 
 NAMES = ("input_ids", "attention_mask")
+NOT_RECORDED = {
+    "gemma2": "its attention limits the scores",
+    "kimi_linear": "Q/K/V should have the same head size",
+    "zamba2": "no attribute 'prompt_keys'",
+}
+"""Why; keys and values of other sizes are a limit of the kernel of CPUs."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +51,10 @@ def _recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_batch, "ROOM", 16)
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "olmo2", "granite", "glm4", "cohere", "gpt_neox", "smollm3", "gpt2", "qwen3_moe"]
-)
+@pytest.mark.parametrize("family", [family for family in (*FAMILIES, *WITH_STATE) if family not in NOT_RECORDED])
 def test_recorded_completions_are_those_of_generate(family: str) -> None:
-    model, rows = policy(family, **FAMILIES[family]), prompts(5, 23, 9, 12)
+    """Windows of 12 tokens move past prompts and past tokens of completions, and states follow their completions."""
+    model, rows = policy(family, **(FAMILIES | WITH_STATE)[family]), prompts(5, 23, 9, 12)
     how = HOW | {"eos_token_id": [2, *range(50, 58)], "max_new_tokens": 40}
     alone = each_alone(model, padded(rows)(list(range(len(rows)))), how)
     for limit, group in ((None, GROUP), (6, GROUP), (5, 1)):
@@ -74,9 +88,11 @@ def test_adapters_and_autocast_are_recorded_as_they_are(monkeypatch: pytest.Monk
 
 def test_what_is_not_recorded_says_why(caplog: pytest.LogCaptureFixture) -> None:
     config = GenerationConfig(repetition_penalty=1.5)
-    assert "repetition_penalty=1.5" in str(why_not_static(policy("llama"), NAMES, config))
-    assert "window" in str(why_not_static(policy("mistral", sliding_window=4), NAMES, GenerationConfig()))
-    assert "pixel_values" in str(why_not_static(policy("llama"), (*NAMES, "pixel_values"), GenerationConfig()))
+    assert "repetition_penalty=1.5" in str(why_not_static(policy("llama"), config))
+    assert "chunks" in str(why_not_static(policy("llama", attention_chunk_size=4), GenerationConfig()))
+    for family, why in NOT_RECORDED.items():
+        of_family = policy(family, **(FAMILIES | WITH_STATE)[family])
+        assert why in str(why_not_joined(of_family, StaticBatch(records=False)))
     model, rows = policy("llama"), prompts(5, 23, 9)
     alone = each_alone(model, padded(rows)(list(range(len(rows)))), HOW)
 
@@ -118,3 +134,41 @@ def test_after_an_oom_recorded_completions_are_fewer() -> None:
     assert batching.complete(*given, retry=limits.append) == alone
     assert limits == [8, 4]
     assert Graph.replayed
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_completions_after_images_are_recorded(family: str) -> None:
+    processor = make_processor(family)
+    model = make_policy(family, processor).float().eval()
+    rows = [prompt_of(row) for row in problems().select((0, 1, 3)) for _ in range(GROUP)]
+
+    def inputs_of(places: list[int]) -> Any:
+        return encode(processor, [rows[place] for place in places])
+
+    everything = inputs_of(list(range(len(rows))))
+    alone = each_alone(model, everything, HOW)
+    for limit in (None, 5):
+        given = (model, first_equal(rows), inputs_of, everything.keys(), HOW, "", GROUP)
+        assert ContinuousBatching(limit).complete(*given) == alone
+    assert Graph.replayed
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_5_text"])
+def test_recorded_turns_continue_where_no_key_is_lost(family: str) -> None:
+    model, rows = policy(family, **TURNS[family]), prompts(5, 9)
+    how = HOW | {"max_new_tokens": 6, "eos_token_id": list(range(2, 20)), "do_sample": True}
+    batching, read = ContinuousBatching(), list[int]()
+
+    def note(module: Any, args: Any, given: Any) -> None:
+        read.append(given["input_ids"].size(1))
+
+    with batching.several_turns():
+        completed = batching.complete(model, first_equal(rows), padded(rows), NAMES, how, "", GROUP)
+        results = [[40 + place] * (1 + place % 4) for place in range(len(rows))]
+        asked = [[*row, *words, *result] for row, words, result in zip(rows, completed, results, strict=True)]
+        alone, replayed = ends_of(model, asked, HOW), Graph.replayed
+        assert replayed
+        model.register_forward_pre_hook(note, with_kwargs=True)
+        assert batching.complete(model, first_equal(asked), padded(asked), NAMES, HOW, "") == alone
+    assert Graph.replayed > replayed
+    assert max(read) == (5 if family == "llama" else max(map(len, asked))), "from the last token of a turn on"
