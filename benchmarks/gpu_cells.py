@@ -212,7 +212,10 @@ def tokens_of(model: str, count: int, scale: Scale) -> Result:
 
 GENERATIONS = {
     f"generation, {model}, {count}": partial(tokens_of, model, count)
-    for model, count in (("smollm2_135m", 32), ("qwen2_5_1_5b", 64), ("qwen2_5_1_5b", 32), ("smollm2_135m", 64))
+    for model, count in (
+        *(("smollm2_135m", 32), ("qwen2_5_1_5b", 64), ("qwen3_5_0_8b", 32), ("gemma3_1b", 32)),  # states, windows
+        *(("qwen2_5_1_5b", 32), ("smollm2_135m", 64)),
+    )
 }
 MEASURED: dict[str, Callable[[Scale], Result]] = {name: partial(measure, cell) for name, cell in CELLS.items()}
 FIRST = ("Qwen3-4B LoRA, 16k", "generation, smollm2_135m, 32", "Qwen3-0.6B full, 16k", "Qwen3-0.6B LoRA, 16k")

@@ -88,6 +88,17 @@ def test_completions_are_chosen_by_step_and_by_reward(composed, tmp_path, opened
     assert page.locator(".group").count() == 24
 
 
+def test_without_a_grader_no_completion_is_called_correct(composed, tmp_path, opened):
+    run = write_run(tmp_path / "run", steps=1, groups=2, generations=4)
+    for file in (run / "completions").glob("*.parquet"):
+        parquet.write_table(parquet.read_table(file).drop_columns("correctness"), file)
+    page = opened(write_report(run))
+    assert page.locator("#count").text_content() == "8 completions"
+    assert page.locator("#only option").count() == len(
+        ["all", "positive", "negative", "truncated", "unscored", "tools"]
+    )
+
+
 def test_a_link_leads_to_a_completion_which_can_be_compared(composed, tmp_path, opened):
     file = write_report(write_run(tmp_path / "run", steps=3, groups=2, generations=4))
     page = opened(file, link="#step=2&row=6")

@@ -22,6 +22,9 @@
     return [...known.values()];
   };
   for (const group of steps.flatMap(({ groups }) => groups)) group.completions = once(group.completions);
+  if (!steps.some(({ groups }) => groups.some(({ completions }) => completions.some((row) => row.correct !== null)))) {
+    only.querySelectorAll("[value$=correct]").forEach((option) => option.remove());  // no grader
+  }
   const count = (rows) => rows.reduce((sum, row) => sum + row.rows.length, 0);
   const textOf = (row) => (row.turns ? row.turns.map(({ text }) => text).join("\n") : row.text);
   const FILTERS = {
