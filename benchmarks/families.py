@@ -43,7 +43,7 @@ from grpo.generation.transformers.prompt_cache import why_repeated
 from grpo.generation.transformers.trial import why_not_joined
 from grpo.model.adapted import pattern_of, unfit
 from grpo.options import Update
-from grpo.planning.shape import shape_of
+from grpo.planning.hub_config import shape_of
 from grpo.testing.stock_trl import Record, doubled, make, relative_difference, train
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.placement import balance_routers_alone, show_to_trl

@@ -27,7 +27,7 @@ from benchmarks.published import FILE, estimated_seconds, planned_gib
 from benchmarks.update import WORKLOADS, Workload, rollout, trainer_for, update
 from grpo.config import gpus
 from grpo.generation.transformers import continuous_batching
-from grpo.planning.shape import shape_of
+from grpo.planning.hub_config import shape_of
 from grpo.trainer import ExactGRPOTrainer
 from grpo.utils.limits import GB
 from grpo.utils.local_gpu import local_gpu

@@ -22,8 +22,8 @@ from torch.distributed._tools.mem_tracker import _MemRefType as Kind
 
 from benchmarks.simulation import snapshot
 from grpo.config.schema import ROOT
+from grpo.planning.hub_config import shape_of
 from grpo.planning.memory import update
-from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Workload
 from grpo.utils.limits import GB
 

@@ -25,8 +25,9 @@ from grpo.config import gpus
 from grpo.config.schema import ROOT
 from grpo.planning.duration import OFF_BY, speed_of_gpu, step_phases
 from grpo.planning.fit import HEADROOM
+from grpo.planning.hub_config import shape_of
 from grpo.planning.memory import peak, update
-from grpo.planning.shape import Shape, shape_of
+from grpo.planning.shape import Shape
 from grpo.planning.workload import Adapter, Sharding, Workload
 from grpo.utils.limits import GB
 

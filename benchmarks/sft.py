@@ -1,6 +1,6 @@
 """Memory of a step of supervised fine-tuning by component: the plan of an update, and the terms in which it differs.
 
-Weights, gradients, optimizer state, activations and shards are the plan's own (`grpo.planning.memory`). A supervised
+Weights, gradients, optimizer state, activations and shards are the plan's own (`grpo.planning`). A supervised
 step differs in the loss, in attention, and in what an older library keeps. Functions return bytes unless stated
 otherwise.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from grpo.planning import memory
 from grpo.planning.activations import head_backward, layer_kept
 from grpo.planning.fit import HEADROOM
-from grpo.planning.memory import Components
+from grpo.planning.persistent import Components, trained, weights
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
 
@@ -122,7 +122,7 @@ def moments(step: Step) -> list[Components]:
         found.append(passing | {"activations": 0.0 if workload.checkpointing else tokens * kept})
         passing["gradients"] = min(passing["gradients"], head_gradient(shape, workload))
     if step.optimizer_in_backward:
-        largest = memory.trained(shape, workload)[1] * shape.embeddings
+        largest = trained(shape, workload)[1] * shape.embeddings
         found = [parts | {"gradients": largest, "optimizer step": largest} for parts in (at_head, passing)]
     return [as_metered(step, parts) for parts in found]
 
@@ -137,7 +137,7 @@ def as_metered(step: Step, parts: Components) -> Components:
     if step.frozen_float32 and step.workload.adapter:
         parts["weights"] *= 4 / step.workload.weight_bytes
     if step.quantized_shards > 1:
-        packed = memory.weights(step.shape, step.workload)
+        packed = weights(step.shape, step.workload)
         layer = packed / step.shape.num_hidden_layers
         root = 2 * step.shape.embeddings * step.workload.weight_bytes
         held = 0.0 if step.workload.sharding.offload_weights else packed / step.quantized_shards

@@ -37,8 +37,8 @@ from trl.trainer.utils import add_fused_lm_head
 from grpo.config.schema import ROOT
 from grpo.extras.measuring.tensors import PeakTracker
 from grpo.model.adapted import pattern_of, unfit
+from grpo.planning.hub_config import shape_of
 from grpo.planning.memory import update
-from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Workload
 from grpo.trainer.adapter_inputs import keep_inputs_uncast
 from grpo.trainer.tiled_mlp import tile_mlps

@@ -39,8 +39,8 @@ from grpo.config.schema import ROOT
 from grpo.extras.measuring.tensors import PeakTracker
 from grpo.model.vision import detach_frozen_tower, freeze, parts
 from grpo.planning import images, vision
+from grpo.planning.hub_config import shape_of
 from grpo.planning.memory import update
-from grpo.planning.shape import shape_of
 from grpo.planning.workload import Adapter, Images, Workload
 from grpo.trainer.adapter_inputs import keep_inputs_uncast
 from grpo.utils.limits import GB

@@ -16,7 +16,8 @@ from grpo.config.mixture import generated
 from grpo.planning.activations import tiled
 from grpo.planning.fit import AT_ONCE, Plan
 from grpo.planning.from_config import find_shape, workload_of
-from grpo.planning.memory import kv_cache, trained, weights
+from grpo.planning.memory import kv_cache
+from grpo.planning.persistent import trained, weights
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
 from grpo.utils.spoken import spoken

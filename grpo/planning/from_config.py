@@ -12,7 +12,8 @@ from grpo.config.facts import generator_of
 from grpo.config.library import DEFAULT_OPTIMIZER
 from grpo.config.schema import PARTS, REWARD_MODEL, ROOT
 from grpo.config.transport import transport_of
-from grpo.planning.shape import Shape, shape_of
+from grpo.planning.hub_config import shape_of
+from grpo.planning.shape import Shape
 from grpo.planning.sharding import sharding_of
 from grpo.planning.workload import Adapter, Images, Sharding, Workload
 from grpo.utils.distributed import local_world_size
@@ -96,17 +97,8 @@ def workload_of(config: DictConfig, device: str, family: str | None = None) -> W
     Raises:
         ConfigError: a number that determines memory is missing or not positive.
     """
+    check_numbers(config)
     train, peft = config.train, config.peft
-    for key, value in {
-        "task.max_prompt_length": config.task.max_prompt_length,
-        "train.max_completion_length": train.max_completion_length,
-        "plan.processes": processes(config),
-        "train.vllm_tensor_parallel_size": train.vllm_tensor_parallel_size,
-    }.items():
-        if not value or value < 1:
-            raise ConfigError(f"{key}={value}: the plan needs a positive number")
-    if config.model.dtype not in (*BYTES, "auto"):
-        raise ConfigError(f"model.dtype={config.model.dtype}: possible: auto, {', '.join(BYTES)}")
     sharding = sharding_of(config)
     half = train.bf16 or train.fp16 or train.bf16 is None
     size = 2 if sharding.float32 else BYTES.get(config.model.dtype, 2)  # FSDP2 and DeepSpeed compute with copies
@@ -155,6 +147,24 @@ def workload_of(config: DictConfig, device: str, family: str | None = None) -> W
         processes=min(processes(config), local_world_size() or -(-processes(config) // node_range(config)[0])),
         sharding=sharding,
     )
+
+
+def check_numbers(config: DictConfig) -> None:
+    """Check the numbers that determine memory.
+
+    Raises:
+        ConfigError: one of them is missing or not positive, or the type of the weights is unknown.
+    """
+    for key, value in {
+        "task.max_prompt_length": config.task.max_prompt_length,
+        "train.max_completion_length": config.train.max_completion_length,
+        "plan.processes": processes(config),
+        "train.vllm_tensor_parallel_size": config.train.vllm_tensor_parallel_size,
+    }.items():
+        if not value or value < 1:
+            raise ConfigError(f"{key}={value}: the plan needs a positive number")
+    if config.model.dtype not in (*BYTES, "auto"):
+        raise ConfigError(f"model.dtype={config.model.dtype}: possible: auto, {', '.join(BYTES)}")
 
 
 def images_opened(config: DictConfig) -> int:

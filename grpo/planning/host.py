@@ -3,7 +3,7 @@
 from math import ceil, log2
 
 from grpo.planning.images import decoded
-from grpo.planning.memory import HOST, Components, held, optimizer_state, trained, weights
+from grpo.planning.persistent import HOST, Components, held, optimizer_state, trained, weights
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
 from grpo.utils.limits import PINNED_PIECE

@@ -8,7 +8,8 @@ from omegaconf import DictConfig
 from grpo.config.transport import engine_rank
 from grpo.planning import images
 from grpo.planning.adapters import adapter_parameters
-from grpo.planning.memory import peak, phases, weights
+from grpo.planning.memory import peak, phases
+from grpo.planning.persistent import weights
 from grpo.planning.shape import Shape
 from grpo.planning.workload import Workload
 from grpo.utils.errors import ConfigError

@@ -3,9 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ from rich.console import Console
 from transformers import TrainerCallback
 
 from grpo.cli import output_in
-from grpo.config.batch import completions, evaluated_at_once
+from grpo.config.batch import completions
 from grpo.config.facts import generator_of
-from grpo.config.mixture import limit_of, single_tasks
+from grpo.config.mixture import single_tasks
 from grpo.config.nodes import why_routers_fixed
 from grpo.config.resolve import Resolved
 from grpo.config.secrets import without_secrets
@@ -24,7 +22,6 @@ from grpo.data.images import is_unused
 from grpo.data.limits import check_limits
 from grpo.data.mixture import load_problems
 from grpo.data.rewards import (
-    check_grader,
     counts,
     errors_of,
     errors_of_all,
@@ -35,9 +32,7 @@ from grpo.data.rewards import (
     useless,
 )
 from grpo.data.task import Problems, reward_columns
-from grpo.evaluation.by_task import file_of, held_out_of, in_total, join_files
-from grpo.evaluation.in_training import evaluate_policy
-from grpo.evaluation.loop import Decoding, Evaluation
+from grpo.evaluation.loop import Evaluation
 from grpo.generation.backend import backend_class
 from grpo.generation.vllm.start import EngineStart
 from grpo.model import policy
@@ -52,15 +47,15 @@ from grpo.run.callbacks import (
     MismatchWarning,
     SetAside,
     StopOnSignal,
-    WhenSharded,
     configured,
 )
+from grpo.run.evaluations import evaluate_first, evaluated, evaluations_of
 from grpo.run.live_page import LivePage
 from grpo.run.monitor import Monitor
 from grpo.run.outcome import Outcome, ends_when_stuck
 from grpo.run.progress import ProgressBar
 from grpo.run.trainer import make_trainer
-from grpo.rundir.files import ERRORS_FILE, RESOLVED_CONFIG, read_json, write_json
+from grpo.rundir.files import ERRORS_FILE, RESOLVED_CONFIG, write_json
 from grpo.rundir.history import has_been_run, name_of
 from grpo.rundir.resume import differences, is_auto, named_checkpoint, processes_of
 from grpo.rundir.summary import report
@@ -274,74 +269,9 @@ def options_of_rewards(settings: Resolved, problems: Problems) -> dict[str, dict
     return options
 
 
-def evaluations_of(
-    settings: Resolved, problems: Problems, rewards: dict[str, Reward], run_dir: Path, console: Console
-) -> dict[str, Evaluation]:
-    """Return how the policy is evaluated before and after training, by task; nothing without held-out problems."""
-    if problems.held_out is None:
-        return {}
-    return {
-        name: Evaluation(
-            held_out_of(problems, name),
-            rewards[task.eval.reward],
-            Decoding(limit_of(name, settings.task, settings.train)),
-            file=file_of(run_dir / "evaluation.jsonl", name),
-            batch_size=evaluated_at_once(settings.train, settings.processes),
-            console=console,
-            difficulty=task.eval.difficulty,
-        )
-        for name, task in single_tasks(settings.task).items()
-        if task.eval.size
-    }
-
-
-def evaluated(
-    when: str, trainer: ExactGRPOTrainer, evaluations: dict[str, Evaluation], run_dir: Path
-) -> dict[str, float]:
-    """Evaluate the policy `before` or `after` training, unless that has been done, and return its accuracy."""
-    if not evaluations:
-        return {}
-    file, answers = run_dir / "evaluation.json", run_dir / f"evaluation_{when}.jsonl"
-    known = read_json(file)
-    if when == "after" or when not in known:
-        for evaluation in evaluations.values():
-            check_grader(evaluation.grader)
-        known[when] = in_total(
-            {
-                name: evaluate_policy(trainer, replace(evaluation, file=file_of(answers, name)))
-                for name, evaluation in evaluations.items()
-            }
-        )
-        if is_main_process():
-            if "" not in evaluations:
-                join_files(answers, list(evaluations))
-            write_json(file, known)
-    return {f"accuracy_{when}": known[when]["accuracy"]}
-
-
 def continued(checkpoint: Path | None, run_dir: Path) -> str | None:
     """Return the checkpoint of another run that this one begins with."""
     return None if checkpoint is None or checkpoint.parent.samefile(run_dir) else os.path.relpath(checkpoint)
-
-
-def evaluate_first(
-    trainer: ExactGRPOTrainer,
-    evaluate: Callable[[], None],
-    stop: StopOnSignal,
-    checkpoint: Path | None,
-    run_dir: Path,
-) -> None:
-    """Evaluate before training: now, or once it has sharded the policy.
-
-    The weights of a checkpoint come later: a run that resumes has the accuracy before it from its beginning, or none.
-    """
-    if checkpoint and "before" not in read_json(run_dir / "evaluation.json"):
-        return
-    if trainer.sharded:
-        trainer.add_callback(WhenSharded(stop, evaluate))
-    else:
-        stop.begin("evaluating before the training")
-        evaluate()
 
 
 def add_callbacks(

@@ -75,16 +75,7 @@ def make_trainer(
             tools=tools.functions or None,
             environment_factory=tools.environment,
             mixture=mixture_of(task, settings.train, rewarded),
-            context=Context(
-                stream=problems.stream,
-                view=problems.view,
-                most_images=None if tools.functions or tools.environment else problems.most_images,
-                memory=memory,
-                keep_columns=True,
-                log_tokens=settings.completions.tokens,
-                tool_counts=tools.counts,
-                correct=task.eval.reward if task.eval.reward in rewarded else None,
-            ),
+            context=context_of(settings, problems, tools, memory),
         )
     except (ValueError, TypeError, ImportError, NotImplementedError, OSError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
@@ -99,6 +90,21 @@ def make_trainer(
         prompts = trainer.args.generation_batch_size // trainer.args.num_generations
         keep_image_features(trainer.model, most=(problems.most_images or 1) * -(-prompts // world_size()))
     return trainer
+
+
+def context_of(settings: Resolved, problems: Problems, tools: Tools, memory: MemoryReadings | None) -> Context:
+    """Return the surroundings of the trainer in a run."""
+    grader = settings.task.eval.reward
+    return Context(
+        stream=problems.stream,
+        view=problems.view,
+        most_images=None if tools.functions or tools.environment else problems.most_images,
+        memory=memory,
+        keep_columns=True,
+        log_tokens=settings.completions.tokens,
+        tool_counts=tools.counts,
+        correct=grader if grader in settings.reward else None,
+    )
 
 
 def dataset_of(train: DictConfig, problems: Problems) -> Dataset:

@@ -21,7 +21,6 @@ from grpo.generation.backend import Backend, backend_class
 from grpo.options import Engine, Mixture, Rollout, Update
 from grpo.trainer import trl
 from grpo.trainer.batch import Batch, by_row
-from grpo.trainer.compiled_layers import CompiledLayers
 from grpo.trainer.context import Context
 from grpo.trainer.measurements import MemoryReadings, StepClock
 from grpo.trainer.microbatch import Microbatch
@@ -39,13 +38,13 @@ from grpo.trainer.shared_prompts.trial import SharedPrompts
 from grpo.trainer.step import UNDIVIDED, step, undivided_step
 from grpo.trainer.token_budget import TokenBudget
 from grpo.trainer.update.activation_offload import ActivationOffload
-from grpo.trainer.update.finished_layers import FinishedLayers
+from grpo.trainer.update.from_trainer import compiled_layers_of, step_update_of
 from grpo.trainer.update.gradient_offload import OffloadedGradients
 from grpo.trainer.update.guard import NonFiniteGuard
-from grpo.trainer.update.loss import loss_of_microbatch, own_loss
-from grpo.trainer.update.step_update import StepUpdate, traits_of
+from grpo.trainer.update.loss import own_loss
 from grpo.trainer.update.streams import step_on_default_stream
 from grpo.trainer.update.token_values import TokenValues, Watcher
+from grpo.trainer.update.traits import traits_of
 from grpo.utils.oom import is_out_of_memory
 from grpo.utils.patching import patched, replaced
 
@@ -133,31 +132,13 @@ class ExactGRPOTrainer(GRPOTrainer):
         if not traits.divisible:
             log.warning("the update is TRL's, without shared prompts and skipped completions: %s", UNDIVIDED)
         self.packing = Packing(size, shared_prompts, self.pad_to_multiple_of, traits.divisible)
-        compiles = self.update.compile is True or (self.update.compile == "auto" and device.type == "cuda")
-        compiles &= traits.divisible and not self.sharded
-        finishes = self.accelerator.is_fsdp2 and traits.divisible and self.update.on_oom == "retry"
-        finishes &= not self.update.activations_on_host
-        self.compiled = CompiledLayers(shared_prompts, self.accelerator.autocast) if compiles else None
+        self.compiled = compiled_layers_of(self, traits)
         self.guard = NonFiniteGuard(folder / "skipped_rows.jsonl", self._tokenizer, self.update.max_skipped_steps)
         self.rollouts = rollouts_of(self, engine, rollout, mixture, context)
         image_token = getattr(self.processing_class, "image_token_id", None)
         values = TokenValues(folder / "completions", self._tokenizer, image_token)
         self.watchers: list[Watcher] = [values] if context.log_tokens else []
-        self.step_update = StepUpdate(
-            self.update,
-            traits,
-            partial(loss_of_microbatch, self),
-            accelerator=self.accelerator,
-            budget=self.budget,
-            packing=self.packing,
-            memory=self.memory,
-            guard=self.guard,
-            longest=self.max_completion_length,
-            sharded=self.sharded,
-            survives=self.survives,
-            compiled=self.compiled.on if self.compiled else nullcontext,
-            finished=FinishedLayers() if finishes else None,
-        )
+        self.step_update = step_update_of(self, traits)
         self.resume = Resume(self.rollouts, self.step_update, context.stream)
         models = (self.budget, self.memory, self.accelerator, self.sharded, self.survives)
         self.reward_funcs = [

@@ -1,7 +1,7 @@
 """Completions by transformers' `generate`, as many at once as fit into memory."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -82,19 +82,13 @@ class ContinuousBatching:
         ended: dict[int, list[int]] = {} if batch is None else batch.ended
 
         def parts() -> list[range]:
-            """Return the remaining prompts: first as many as fit, then a group at a time, which joins later."""
-            missing = next((row for row in range(count) if row not in ended), count)
-            start = next((rows.start for rows in begun if missing in rows), missing)
+            start = first_missing(count, ended, begun)
             begun.clear()
             for row in range(start, count):
                 ended.pop(row, None)
-            limit = min(self.limit or count, count)
-            first = limit // group * group or limit
-            further = first if batch is None else min(group, limit)
             if batch is not None:
                 batch.restart()
-            stops = [*range(start + first, count, further), count] if start < count else []
-            return [range(*part) for part in pairwise([start, *stops])]
+            return divided(range(start, count), self.limit or count, group, joins=batch is not None)
 
         def work(rows: range) -> None:
             begun.append(rows)
@@ -174,6 +168,21 @@ class ContinuousBatching:
             self._logged.add((otherwise, reason))
             log.info("%s: %s", otherwise, reason)
         return reason is None
+
+
+def first_missing(count: int, ended: Container[int], begun: Sequence[range]) -> int:
+    """Return the first of so many completions that has not ended, or the first of those that began with it."""
+    missing = next((row for row in range(count) if row not in ended), count)
+    return next((rows.start for rows in begun if missing in rows), missing)
+
+
+def divided(rows: range, limit: int, group: int, joins: bool) -> list[range]:
+    """Return completions in parts: as many as fit, and then a group at a time, if that joins, or again as many."""
+    limit = min(limit, rows.stop)
+    first = limit // group * group or limit
+    further = min(group, limit) if joins else first
+    stops = [*range(rows.start + first, rows.stop, further), rows.stop] if rows else []
+    return [range(*part) for part in pairwise([rows.start, *stops])]
 
 
 def takes_grouped_keys(mask: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor) -> bool:

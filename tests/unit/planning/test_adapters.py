@@ -14,8 +14,9 @@ from benchmarks.simulation import PeakTracker
 from benchmarks.tiny_policies import tiny_config
 from grpo.config.transport import STACKED
 from grpo.planning.adapters import adapter_parameters, stacks
-from grpo.planning.memory import persistent, update
-from grpo.planning.shape import shape_of
+from grpo.planning.hub_config import shape_of
+from grpo.planning.memory import update
+from grpo.planning.persistent import persistent
 from grpo.planning.workload import Adapter, Workload
 from grpo.trainer.adapter_inputs import keep_inputs_uncast
 

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from benchmarks.simulation import simulate
-from grpo.planning.memory import trained, update
-from grpo.planning.shape import shape_of
+from grpo.planning.hub_config import shape_of
+from grpo.planning.memory import update
+from grpo.planning.persistent import trained
 from grpo.planning.workload import Adapter, Workload
 from tests.unit.planning.test_memory import NUMBERS, model
 

@@ -10,8 +10,9 @@ from peft import LoraConfig, get_peft_model
 from benchmarks.simulation import simulate
 from grpo.generation.transformers.growing_cache import CACHE
 from grpo.planning.activations import layer_kept
-from grpo.planning.memory import kv_cache, trained, update
-from grpo.planning.shape import shape_of
+from grpo.planning.hub_config import shape_of
+from grpo.planning.memory import kv_cache, update
+from grpo.planning.persistent import trained
 from grpo.planning.workload import Adapter, Workload
 from grpo.trainer.adapter_inputs import keep_inputs_uncast
 from tests.unit.planning.test_memory import NUMBERS, WORKLOAD, kept_by_autograd, model

@@ -26,17 +26,10 @@ from grpo.generation.transformers.growing_cache import CACHE
 from grpo.planning.activations import layer_kept
 from grpo.planning.adapters import adapted_experts
 from grpo.planning.from_config import shipped_models
-from grpo.planning.memory import (
-    kv_cache,
-    optimizer_state,
-    peak,
-    phases,
-    rollout,
-    trained,
-    update,
-    weights,
-)
-from grpo.planning.shape import Shape, shape_of
+from grpo.planning.hub_config import shape_of
+from grpo.planning.memory import kv_cache, peak, phases, rollout, update
+from grpo.planning.persistent import optimizer_state, trained, weights
+from grpo.planning.shape import Shape
 from grpo.planning.vllm_fraction import copy_of_weights
 from grpo.planning.workload import Adapter, Images, Workload
 from grpo.trainer.adapter_inputs import keep_inputs_uncast

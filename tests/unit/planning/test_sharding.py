@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from benchmarks.simulation import simulate
 from grpo.planning.from_config import shipped_models
 from grpo.planning.host import host, locked
-from grpo.planning.memory import logprobs, peak, persistent, rollout, unsharded_gradients, update
-from grpo.planning.shape import shape_of
+from grpo.planning.hub_config import shape_of
+from grpo.planning.memory import logprobs, peak, rollout, unsharded_gradients, update
+from grpo.planning.persistent import persistent
 from grpo.planning.workload import Adapter, Sharding, Workload
 from grpo.utils.limits import GB
 

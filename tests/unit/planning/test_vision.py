@@ -29,6 +29,7 @@ from grpo.planning.advice import advise, harmless_first, other_models
 from grpo.planning.fit import make_plan
 from grpo.planning.from_config import shipped_models, workload_of
 from grpo.planning.host import host
+from grpo.planning.hub_config import shape_of
 from grpo.planning.images import (
     decoded,
     forward,
@@ -39,16 +40,9 @@ from grpo.planning.images import (
     pixel_values,
     profiled,
 )
-from grpo.planning.memory import (
-    logprobs,
-    optimizer_state,
-    persistent,
-    rollout,
-    trained,
-    update,
-    weights,
-)
-from grpo.planning.shape import Shape, shape_of
+from grpo.planning.memory import logprobs, rollout, update
+from grpo.planning.persistent import optimizer_state, persistent, trained, weights
+from grpo.planning.shape import Shape
 from grpo.planning.vision import Vision
 from grpo.planning.workload import Adapter, Images, Sharding, Workload
 from grpo.trainer.adapter_inputs import keep_inputs_uncast
