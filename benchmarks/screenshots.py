@@ -11,14 +11,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from hydra import initialize_config_dir
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from grpo.builtin.tasks import shapes
+from grpo.config.schema import ROOT, register
 from grpo.reporting.page import named, write_comparison, write_report
 from grpo.reporting.render import PAGE
+from tests.page_fixtures import show_images, write_run
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -72,8 +77,34 @@ def made(folder: Path) -> dict[str, Any]:
         where = f"hydra.{'sweep' if kind == 'sweep' else 'run'}.dir={folder / kind}"
         subprocess.run([sys.executable, "-m", *line, where], check=True)
     found: dict[str, Any] = {kind: folder / kind for kind in RUNS}
-    found |= {"boxes": found["images"], "tokens": found["run"], "problems": found["run"]}
+    found |= {"boxes": with_boxes(folder / "boxes"), "tokens": found["run"], "problems": found["run"]}
     return found | {"compare": [found["sweep"] / "0", found["sweep"] / "6"]}
+
+
+def with_boxes(folder: Path) -> Path:
+    """Write a run directory whose completions are boxes around shapes, correct ones and others; return it."""
+    asked = [problem for problem in islice(shapes.problems("train"), 20) if not problem.counts][:GROUPS]
+    boxes = [
+        [[shape.left, shape.top, shape.left + shape.size, shape.top + shape.size] for shape in problem.shapes[:4]]
+        for problem in asked  # the first shape is the largest
+    ]
+    register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        write_run(folder, steps=1, groups=GROUPS, generations=4, typed=("reward=[iou]", "task.eval.reward=iou"))
+    names = show_images(
+        folder,
+        GROUPS,
+        prompt=[problem.question for problem in asked for _ in range(4)],
+        completion=[str(box) for of_problem in boxes for box in (of_problem * 2)[:4]],
+        answer=[str(of_problem[0]) for of_problem in boxes for _ in range(4)],
+        iou=[float(place == 0) for _ in asked for place in range(4)],
+        advantage=[1.5, -0.5, -0.5, -0.5],
+        image_sizes=[[[96, 96]]],
+        shown_sizes=[[[96, 96]]],
+    )
+    for name, problem in zip(names, asked, strict=True):
+        shapes.picture(problem).save(folder / "completions" / "images" / name, quality=95)
+    return folder
 
 
 def take_all(asked: dict[str, Any], to: Path) -> None:

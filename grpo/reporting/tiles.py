@@ -105,5 +105,6 @@ def stretches(numbers: list[float]) -> list[float]:
 
 
 def signed(change: float, show: Callable[[float], str]) -> str:
-    """Return a change as text with its sign."""
-    return f"{'−' if change < 0 else '+'}{show(abs(change))}"
+    """Return a change as text with its sign, if it can be seen."""
+    text = show(abs(change))
+    return "no change" if text == show(0.0) else f"{'−' if change < 0 else '+'}{text}"

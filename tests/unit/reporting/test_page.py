@@ -266,8 +266,8 @@ def test_the_data_beside_the_page_say_the_same(composed, tmp_path):
         ("sampled accuracy", "32.8%", "+2.1 points"),
         ("reward", "0.328", "+0.0206"),
         ("completion length", "20.0 tokens", "−0.2 tokens"),
-        ("speed", "0.4 s/step", "+0 s/step"),
-        ("memory", "0.70 GiB", "+0.00 GiB"),
+        ("speed", "0.4 s/step", "no change"),
+        ("memory", "0.70 GiB", "no change"),
     ]
     assert all(f"{tile['shown']}</p>" in page for tile in data["tiles"])
     assert data["settings"]["per step"] == "128 completions in groups of 8"
