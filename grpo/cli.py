@@ -154,6 +154,7 @@ def start(job: Callable[[], object], program: str) -> None:
     RefuseSecrets.program = program
     try:
         check_flags(sys.argv[1:])
+        sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))  # behind overrides, too
         with (
             patched("hydra._internal.config_loader_impl:ConfigLoaderImpl.get_group_options", choices),
             patched("hydra._internal.hydra:Hydra.create_main_hydra2", partial(with_folders, Hydra.create_main_hydra2)),

@@ -7,7 +7,6 @@ after an interruption the same command continues.
 
 import hashlib
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from grpo.rundir.run_dir import read_run
 from grpo.rundir.summary import with_interval
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_pytorch_sees_gpu
+from grpo.utils.spoken import shown
 
 PROGRAM = "grpo.evaluate"
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def evaluate_in(output: Path, config: DictConfig) -> float:
     except Exception as error:
         log.exception("the evaluation failed")
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise RunError(f"failed: {reason}; the traceback is in {os.path.relpath(output / 'train.log')}") from error
+        raise RunError(f"failed: {reason}; the traceback is in {shown(output / 'train.log')}") from error
     write_json(output / "evaluation.json", result)
     show(result, output)
     return result["accuracy"]
@@ -94,14 +94,14 @@ def show(result: dict[str, Any], output: Path) -> None:
         table.add_row(f"  {name}", with_interval(part["accuracy"], part["interval"]) + f"  {part['samples']} problems")
         for measure in ("pass@k", "maj@k"):
             for k, estimate in part.get(measure, {}).items():
-                shown = with_interval(estimate["value"], estimate["interval"])
-                table.add_row(f"  {name}, {measure.replace('k', k)}", shown)
+                text = with_interval(estimate["value"], estimate["interval"])
+                table.add_row(f"  {name}, {measure.replace('k', k)}", text)
     for name in ("pass@k", "maj@k"):
         for k, estimate in result.get(name, {}).items():
             table.add_row(name.replace("k", k), with_interval(estimate["value"], estimate["interval"]))
     for kind, count in result.get("grader_errors", {}).items():
         table.add_row("not graded", f"{count} completions: {kind}", style="red")
-    table.add_row("in", os.path.relpath(output))
+    table.add_row("in", shown(output))
     Console(markup=False).print(table)
 
 

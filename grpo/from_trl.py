@@ -5,7 +5,6 @@ options, and those that have none.
 """
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from grpo.extras.trl_options.convert import Experiment, convert
 from grpo.extras.trl_options.read import options_of
 from grpo.utils.atomic import atomic
 from grpo.utils.errors import ConfigError
+from grpo.utils.spoken import shown
 
 PROGRAM = "grpo.from_trl"
 
@@ -93,7 +93,7 @@ def show(experiment: Experiment, options: dict[str, Any], output: Path) -> None:
     if output.parent.name != "experiment":
         print(f"{output}: move it into a folder experiment/, in which Hydra looks for it")
         return
-    folder = os.path.relpath(output.parent.parent)
+    folder = shown(output.parent.parent)
     print(f"{output}: python -m grpo.plan --config-dir {folder} +gpu=auto +experiment={output.stem}")
 
 

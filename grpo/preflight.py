@@ -7,7 +7,6 @@ reports whether the run can learn from them. Samples are kept: the same command 
 import hashlib
 import json
 import logging
-import os
 import signal
 import sys
 from pathlib import Path
@@ -28,6 +27,7 @@ from grpo.rundir.files import write_json
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu
+from grpo.utils.spoken import shown
 from grpo.utils.terminal import on_signals
 
 PROGRAM = "grpo.preflight"
@@ -89,13 +89,13 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
     except Exception as error:
         log.exception("sampling failed")
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise RunError(f"failed: {reason}; the traceback is in {os.path.relpath(folder / 'train.log')}", 2) from error
+        raise RunError(f"failed: {reason}; the traceback is in {shown(folder / 'train.log')}", 2) from error
     content = report(result, config, overrides, plan, config_flags(HydraConfig.get()))
     write_json(folder / "preflight.json", content)
     page = write_page(folder, content, result.problems, weights_of(config), config.task.eval.reward)
     if config.preflight.format == "text":
         show(content, Console(markup=False))
-        print(f"page: {os.path.relpath(page)}")
+        print(f"page: {shown(page)}")
     return content
 
 

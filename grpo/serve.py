@@ -28,6 +28,7 @@ from grpo.generation.vllm.server_key import KEY, MIDDLEWARE
 from grpo.prepared import checked
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import free_gpu_memory
+from grpo.utils.spoken import shown
 
 HYDRAS = ("--help", "--hydra-help", "--cfg", "--config-", "--resolve", "--package", "--info")
 more_options: list[str] = []
@@ -148,7 +149,7 @@ def job(config: DictConfig) -> None:
         installed_vllm()
         settings = resolve(config, plan=None)
         folder = Path(HydraConfig.get().runtime.output_dir)
-        serve(settings, Path(os.path.relpath(folder / "vllm_server.log")))
+        serve(settings, Path(shown(folder / "vllm_server.log")))
     except (ConfigError, RunError) as error:
         if WANTS_TRACEBACK:
             raise

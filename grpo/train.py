@@ -67,7 +67,7 @@ def job(config: DictConfig) -> float | None:
     except KeyboardInterrupt:
         if is_main_process() and not (run_dir / "summary.json").exists():  # else a run has written its own
             write_json(run_dir / "summary.json", {"status": "stopped", "reason": "interrupted while starting"})
-        raise
+        leave(RunError(f"interrupted; {how_to_continue(run_dir)}", status=STOPPED), PROGRAM)
     except Exception as error:
         if WANTS_TRACEBACK:
             raise

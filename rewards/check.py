@@ -68,7 +68,8 @@ def fn_and_kwargs(name: str, arguments: list[str], run: Path | None = None) -> t
         known = [*rewards, *(path.stem for path in (SHIPPED / "reward").glob("*.yaml"))]
         close = get_close_matches(name, [*known, *(path.stem for path in Path("conf/reward").glob("*.yaml"))], n=1)
         meant = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"{name}: no reward of that name{meant}")
+        forms = f"{', '.join(sorted(known))}, or a function, path/to/file.py:function"
+        raise ValueError(f"{name}: no reward of that name{meant or f'; possible: {forms}'}")
     if name not in rewards and file:
         grader = "correctness"  # which some rewards refer to
         shipped = [load_yaml(each) for each in (SHIPPED / "reward" / f"{grader}.yaml", file)]

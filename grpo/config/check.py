@@ -29,9 +29,12 @@ from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
 from grpo.utils.local_gpu import local_gpu
 from grpo.utils.table import OF_COMPLETIONS
+from rewards.isolation.extras import not_installed
 
 CONCISE = "rewards.concise.concise"
 LEVELS = ("token", "sequence")
+TRACKING = ("tensorboard", "trackio", "wandb")
+"""Services that are named as their packages are."""
 
 
 def check(config: DictConfig) -> None:
@@ -59,6 +62,7 @@ def check(config: DictConfig) -> None:
     check_streaming(config)
     check_completions(config)
     check_callbacks(config)
+    check_report_to(config.train)
     check_vllm_options(config)
     for key, possible in (("loss_type", (*LOSS_MEANS, *losses.NAMES)), ("importance_sampling_level", LEVELS)):
         value = config.train[key]
@@ -133,13 +137,15 @@ def check_top_level(config: DictConfig) -> None:
 
 
 def check_names_of_rewards(config: DictConfig) -> None:
-    """Check that each reward stands below its name."""
+    """Check that each reward stands below its name, and that one of them has a weight."""
     for key, reward in config.reward.items():
         if not isinstance(reward, DictConfig):
             raise ConfigError(
                 f"reward.{key}={reward}: the keys of a reward stand below its name, {{mine: {{fn: …, weight: 1}}}}, "
                 "as in conf/reward/format.yaml"
             )
+    if config.reward and not any(reward.get("weight", 1.0) for reward in config.reward.values()):
+        raise ConfigError("reward: all weights are 0, so that no completion is better than another")
 
 
 def check_rewards(config: DictConfig) -> None:
@@ -181,6 +187,9 @@ def check_reward(where: str, reward: DictConfig) -> None:
         raise ConfigError(
             f"{where}.fn: needs a value, package.module.function, path/to/file.py:function or an entry point"
         )
+    file = str(options.fn).rpartition(":")[0]
+    if file.endswith(".py") and not Path(file).is_file():
+        raise ConfigError(f"{where}.fn: there is no file {Path(file).absolute()}")
     if options.timeout <= 0:
         raise ConfigError(f"{where}.timeout={options.timeout:g}: a positive number of seconds is needed")
     if options.workers < 1:
@@ -257,6 +266,8 @@ def check_deepspeed(train: DictConfig) -> None:
 def check_folder(name: str) -> None:
     """Check that a folder in `model.model_name_or_path` holds a model."""
     folder = Path(name)
+    if name.startswith(("/", ".")) and not folder.is_dir():
+        raise ConfigError(f"model.model_name_or_path={name}: there is no such folder")
     if folder.is_dir() and not (folder / "config.json").is_file():
         adapter = (folder / "adapter_config.json").is_file()
         what = "an adapter, not a model: name its base" if adapter else "no model (no config.json)"
@@ -298,6 +309,14 @@ def check_callbacks(config: DictConfig) -> None:
                 f"train.save_total_limit={train.save_total_limit} keeps reach {reach} steps back; "
                 f"train.save_total_limit={limit}, or fewer steps"
             )
+
+
+def check_report_to(train: DictConfig) -> None:
+    """Check that the packages of services for experiments that this project installs are there."""
+    services = [train.report_to] if isinstance(train.report_to, str) else train.report_to or []
+    for name in services:
+        if name in TRACKING and find_spec(name) is None:
+            raise ConfigError(f"train.report_to={name}: {not_installed(name) or 'it is not installed'}")
 
 
 def check_vllm_options(config: DictConfig) -> None:

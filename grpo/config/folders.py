@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from grpo.config.schema import ROOT
 from grpo.utils.errors import ConfigError
+from grpo.utils.spoken import shown
 
 VARIABLE = "GRPO_CONFIG_DIR"
 """Environment variable: a folder with groups, as for `--config-dir`."""
@@ -58,4 +59,4 @@ def check_names(config: DictConfig) -> None:
     for folder, (group, choice) in product(folders, choices):
         file, used = (Path(root, group, f"{choice}.yaml") for root in (folder, ROOT / "conf"))
         if file.is_file() and used.is_file() and file.read_bytes() != used.read_bytes():
-            raise ConfigError(f"{os.path.relpath(file)}: {group}={choice} is a choice of this project; rename the file")
+            raise ConfigError(f"{shown(file)}: {group}={choice} is a choice of this project; rename the file")

@@ -4,13 +4,17 @@ import math
 
 from omegaconf import DictConfig, OmegaConf
 
-from grpo.config.mixture import single_tasks
+from grpo.config.mixture import single_tasks, where
 from grpo.utils.errors import ConfigError
 
 POSITIVE = ("train.temperature", "train.repetition_penalty")
 """Numbers that are positive; `POSITIVE_OR_NULL` may be null."""
 POSITIVE_OR_NULL = ("plan.hourly_price", "gpu.tflops", "gpu.bandwidth_gb_s")
-NOT_NEGATIVE = {"learning_rate": "0 or more", "top_k": "a positive number of tokens, or 0 for no limit"}
+NOT_NEGATIVE = {
+    "learning_rate": "0 or more",
+    "beta": "0 or more",
+    "top_k": "a positive number of tokens, or 0 for no limit",
+}
 """Keys of `train`, and their possible values."""
 
 
@@ -43,8 +47,14 @@ def check_values(config: DictConfig) -> None:
     for key in ("train.max_completion_length", "task.max_prompt_length"):
         if (length := OmegaConf.select(config, key)) is not None and length < 1:
             raise ConfigError(f"{key}={length}: at least 1 token")
+    for name, task in single_tasks(config.task).items():
+        if task.eval.size < 0:
+            raise ConfigError(f"{where(name)}.eval.size={task.eval.size}: a number of held-out problems, or 0")
+    if not 0 <= train.seed < 2**32:
+        raise ConfigError(f"train.seed={train.seed}: from 0 to 2**32 - 1")
     check_thinking(config.task)
-    if train.max_steps == 0 or (train.max_steps < 0 and not 0 < train.num_train_epochs < math.inf):
+    by_epochs = train.max_steps == -1 and 0 < train.num_train_epochs < math.inf
+    if train.max_steps <= 0 and not by_epochs:
         raise ConfigError(
             f"train.max_steps={train.max_steps} train.num_train_epochs={train.num_train_epochs}: the run would have no "
             "step; give a positive number of steps, or train.max_steps=-1 and a positive number of epochs"

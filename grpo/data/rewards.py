@@ -1,6 +1,5 @@
 """The reward functions of a run, each in a process of its own."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ from grpo.config.mixture import graded_by, scored_by
 from grpo.config.schema import REWARD_MODEL, ROOT
 from grpo.utils.distributed import gathered, log_name
 from grpo.utils.errors import ConfigError
+from grpo.utils.spoken import shown
 from rewards.isolation.loader import FROM_TRL
 from rewards.isolation.reward import Reward
 
@@ -89,7 +89,7 @@ def useless(rewards: Mapping[str, Reward], before: Mapping[str, tuple[int, int]]
         scored, errors = (sum(process[name][part] for process in everywhere) for part in (0, 1))
         if errors and not scored:
             fault = next(process[name][2] for process in everywhere if process[name][2])
-            where = f"; the completion is in {os.path.relpath(reward.errors_file)}" if reward.errors_file else ""
+            where = f"; the completion is in {shown(reward.errors_file)}" if reward.errors_file else ""
             return f"reward.{name}: failed on every completion: {fault}{where}"
     return None
 

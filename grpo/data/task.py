@@ -14,6 +14,7 @@ from datasets import Dataset, IterableDataset, load_dataset
 from omegaconf import DictConfig
 
 from grpo.config.data_files import arguments_of, broken_line, from_file, in_one_line
+from grpo.config.library import BUILDERS
 from grpo.data import images
 from grpo.data.answers import answer_text, final
 from grpo.data.prompts import column_of, columns_of, prompts_from, template_of
@@ -222,10 +223,12 @@ def _in_one_line(task: DictConfig, split: str) -> Iterator[None]:
             reason += " Parts of one split are \"task.split='train[200:]'\" \"task.eval.split='train[:200]'\""
         if "JSON parse error" in reason:
             reason += f" ({place})" if (place := broken_line(arguments_of(task))) else ""
+        if "infer the same data file format" in reason or "No (supported) data files" in reason:
+            reason = f"a folder without a kind of files that it shows; name the file, one of {', '.join(BUILDERS)}"
         if "Repo id must" in reason:
             reason = "neither a file nor a folder, and no name of a data set on the hub"
         if "corresponds to no data" in reason and "[" in split:
-            reason = "no data in this part, as there are too few rows; task.eval.size=0 task.split=train trains on all"
+            reason = "no data in this part, as there are too few rows; a split like train[:80%] is a part of any number"
         raise ConfigError(f"task.dataset={in_one_line(arguments_of(task))}, split {split}: {reason}") from error
 
 
@@ -303,12 +306,10 @@ def _check_columns(dataset: Dataset, task: DictConfig) -> None:
                 f"task: TRL shows a column that is named {name} to the policy: set task.images, or rename it"
             )
     answer = None if task.answer.column is None else column_of(task.answer.column, names)
-    for name in [answer, *wanted, task.eval.difficulty]:
-        if name is not None and name not in names:
-            raise ConfigError(
-                f"task: the data has no column {name}; it has: {', '.join(names)}. task.prompt, "
-                "task.answer.column and task.eval.difficulty name them"
-            )
+    named = [(answer, "task.answer.column"), *((name, "task.prompt") for name in wanted)]
+    named.append((task.eval.difficulty, "task.eval.difficulty"))
+    if missing := [f"{name} ({key})" for name, key in named if name is not None and name not in names]:
+        raise ConfigError(f"task: the data has no column {', '.join(missing)}; it has: {', '.join(names)}")
     if not wanted and answer and not task.images:
         raise ConfigError(
             f"task.prompt={task.prompt!r}: it names no column, so that all rows have the same prompt; write columns in "

@@ -127,8 +127,12 @@ class Duration:
         return text + "; generation compared with one run on one GPU"
 
 
-def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
-    """Return the expected time of a planned run; None for a GPU without a speed in its profile."""
+def expected_duration(config: DictConfig, plan: Plan, lengths: tuple[float, float] | None = None) -> Duration | None:
+    """Return the expected time of a planned run; None for a GPU without a speed in its profile.
+
+    Args:
+        lengths: mean tokens of prompts and of completions, where they are known; else they follow from the limits.
+    """
     device = "cpu" if plan.unified else "mps" if config.gpu and config.gpu.vendor == "apple" else "cuda"
     speed = speed_of_cpu() if plan.unified else speed_of_gpu(config)
     if speed is None:
@@ -139,6 +143,11 @@ def expected_duration(config: DictConfig, plan: Plan) -> Duration | None:
             OmegaConf.update(config, key, value)
     shape = find_shape(config.model)
     workload = workload_of(config, device, shape.model_type)
+    if lengths:
+        prompt, completion = lengths[0], lengths[1] / MEAN_LENGTH
+        workload = replace(
+            workload, prompt=math.ceil(prompt), completion=min(workload.completion, math.ceil(completion))
+        )
     at_once = plan.settings.get(AT_ONCE, workload.sequences)
     phases = step_phases(config.train, shape, workload, speed, at_once)
     batch = max(1, min(config.task.eval.size, config.train.per_device_eval_batch_size or at_once))

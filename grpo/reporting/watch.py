@@ -6,7 +6,6 @@ only to a browser that calls this machine localhost: the name of another site th
 
 import contextlib
 import functools
-import os
 import re
 import sys
 import threading
@@ -24,6 +23,7 @@ from grpo.rundir.run_dir import read_run
 from grpo.rundir.sweep_dir import SWEEP, Sweep, is_sweep, read_sweep
 from grpo.utils.errors import ConfigError
 from grpo.utils.priority import give_way
+from grpo.utils.spoken import shown
 
 LOOPBACK = "127.0.0.1"
 HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
@@ -197,6 +197,6 @@ def watch(folder: Path, port: int) -> None:
             raise ConfigError(f"--port={port}: {error.strerror}; choose another, 0 for any free port") from error
         with server:
             port = server.server_port
-            name = f"{os.path.relpath(folder)} at http://{LOOPBACK}:{port}/"
+            name = f"{shown(folder)} at http://{LOOPBACK}:{port}/"
             print(f"{name}; from elsewhere `ssh -L {port}:{LOOPBACK}:{port} HOST`; Ctrl-C ends it", flush=True)
             server.serve_forever()

@@ -23,6 +23,7 @@ from grpo.utils.distributed import any_of, is_main_process
 from grpo.utils.errors import ConfigError, DirectoryLost
 from grpo.utils.hardware import host_memory
 from grpo.utils.limits import GB, HOST_LIMIT
+from grpo.utils.spoken import shown
 from grpo.utils.terminal import on_signals, say
 from rewards.isolation.loader import load
 
@@ -93,7 +94,7 @@ class SetAside(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.is_world_process_zero and (folder := set_aside(self.run_dir, state.global_step, state.max_steps)):
-            text = f"results after step {state.global_step} of an earlier start are in {os.path.relpath(folder)}"
+            text = f"results after step {state.global_step} of an earlier start are in {shown(folder)}"
             log.warning("%s", text)
             self.console.print(text, highlight=False, soft_wrap=True)
 
@@ -199,7 +200,7 @@ class DiskGuard(TrainerCallback):
         """Size of the last checkpoint, until the warning."""
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        name = os.path.relpath(self.run_dir)
+        name = shown(self.run_dir)
         try:
             same = os.path.samestat(self.run_dir.stat(), os.fstat(self.folder))
         except FileNotFoundError:

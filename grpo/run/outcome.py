@@ -18,6 +18,7 @@ from grpo.rundir.versions import git_commit, versions
 from grpo.trainer.measurements import MemoryReadings
 from grpo.utils.distributed import LOST, LOST_STATUS, first_failure, is_loss, is_main_process, log_name, world_size
 from grpo.utils.errors import ConfigError, DirectoryLost, DoesNotFit, GenerationError, RunError, described
+from grpo.utils.spoken import shown
 from rewards.isolation.reward import RewardError
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Outcome:
             log.error("the run failed", exc_info=error)
             self.add(status="failed", reason=reason_of(error, self.run_dir))
             file = self.run_dir / log_name()
-            where = f"; the traceback is in {os.path.relpath(file)}" if self.run_dir.is_dir() else ""
+            where = f"; the traceback is in {shown(file)}" if self.run_dir.is_dir() else ""
             ended_for_another = first_failure() or is_loss(error)
             return RunError(f"failed: {self.summary['reason']}{where}", LOST_STATUS if ended_for_another else 1)
         return None

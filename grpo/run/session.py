@@ -1,7 +1,6 @@
 """One run, top to bottom: prepare, evaluate, train, evaluate, write."""
 
 import logging
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +14,6 @@ from grpo.cli import output_in
 from grpo.config.batch import completions
 from grpo.config.facts import generator_of
 from grpo.config.mixture import single_tasks
-from grpo.config.nodes import why_routers_fixed
 from grpo.config.resolve import Resolved
 from grpo.config.secrets import without_secrets
 from grpo.data.images import is_unused
@@ -39,7 +37,6 @@ from grpo.model import policy
 from grpo.model.adapted import config_of
 from grpo.model.thinking import template_of
 from grpo.planning.fit import Plan
-from grpo.planning.from_config import find_shape
 from grpo.run.callbacks import (
     DiskGuard,
     HostMemoryGuard,
@@ -49,6 +46,7 @@ from grpo.run.callbacks import (
     StopOnSignal,
     configured,
 )
+from grpo.run.checkpoint import checkpoint_for, continued
 from grpo.run.evaluations import evaluate_first, evaluated, evaluations_of
 from grpo.run.live_page import LivePage
 from grpo.run.monitor import Monitor
@@ -57,7 +55,6 @@ from grpo.run.progress import ProgressBar
 from grpo.run.trainer import make_trainer
 from grpo.rundir.files import ERRORS_FILE, RESOLVED_CONFIG, write_json
 from grpo.rundir.history import has_been_run, name_of
-from grpo.rundir.resume import differences, is_auto, named_checkpoint, processes_of
 from grpo.rundir.summary import report
 from grpo.tools.running import Tools, running_tools
 from grpo.trainer import ExactGRPOTrainer
@@ -65,8 +62,8 @@ from grpo.trainer.measurements import MemoryReadings
 from grpo.trainer.resume import keep_steps, save_model
 from grpo.utils.atomic import atomic
 from grpo.utils.device import kind_of_device
-from grpo.utils.distributed import agreed, is_main_process, log_name, own_name, world_size
-from grpo.utils.errors import ConfigError, DirectoryLost
+from grpo.utils.distributed import is_main_process, log_name, own_name
+from grpo.utils.errors import DirectoryLost
 from grpo.utils.hardware import gpu_utilization
 from rewards.isolation.reward import Reward, RewardError
 
@@ -177,39 +174,6 @@ class OnConsole(logging.Handler):
         self.console.print(record.getMessage(), highlight=False, soft_wrap=True)
 
 
-def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path | None:
-    """Return the checkpoint to resume from, if there is one, and say so.
-
-    Raises:
-        ConfigError: one was asked for by name and is not there, or it is that of another run than this.
-    """
-    resume_from = settings.train.resume_from_checkpoint
-    # read whole, by one process
-    name = agreed("checkpoint", lambda: str(named_checkpoint(resume_from, run_dir) or ""))
-    checkpoint = Path(name) if name else None
-    # before that process writes its configuration there
-    other = agreed("differences", lambda: differences(settings.config, checkpoint) if checkpoint else None)
-    if checkpoint and other:
-        if is_auto(resume_from):
-            raise ConfigError(
-                f"{os.path.relpath(checkpoint)} is of a run with {other}; "
-                f"train.resume_from_checkpoint={os.path.relpath(checkpoint)} continues it all the same"
-            )
-        where = f"the weights of {os.path.relpath(checkpoint)}, of a run with {other}"
-        console.print(f"this run continues {where}", highlight=False, soft_wrap=True)
-    if checkpoint and (before := processes_of(checkpoint)) not in (None, world_size()):
-        if why := why_routers_fixed(settings.config.train, find_shape(settings.config.model).num_experts):
-            where = f"{os.path.relpath(checkpoint)} is of {before} processes instead of {world_size()}"
-            raise ConfigError(f"{where}: {why}")
-        console.print(f"processes: {before} before, {world_size()} now", highlight=False, soft_wrap=True)
-    if resume_from:
-        text = f"resuming from {os.path.relpath(checkpoint)}" if checkpoint else "nothing to resume: starting a new run"
-        console.print(text, highlight=False, soft_wrap=True)
-    if checkpoint is None and is_main_process():
-        (run_dir / "evaluation.json").unlink(missing_ok=True)  # of a run that left no checkpoint
-    return checkpoint
-
-
 def find_model(settings: Resolved) -> None:
     """Have the model on this machine, once the engine that generates is known to be there.
 
@@ -267,11 +231,6 @@ def options_of_rewards(settings: Resolved, problems: Problems) -> dict[str, dict
     for single in single_tasks(settings.task).values() if problems.held_out else ():
         options |= grader_of(single.eval.reward, rewards, settings.train)
     return options
-
-
-def continued(checkpoint: Path | None, run_dir: Path) -> str | None:
-    """Return the checkpoint of another run that this one begins with."""
-    return None if checkpoint is None or checkpoint.parent.samefile(run_dir) else os.path.relpath(checkpoint)
 
 
 def add_callbacks(

@@ -1,7 +1,6 @@
 """The choice of the checkpoint to resume from; a torn checkpoint never counts as complete."""
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from grpo.rundir.files import RESOLVED_CONFIG, read
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
 from grpo.utils.manifest import difference, is_sealed
+from grpo.utils.spoken import shown
 
 KEY = "train.resume_from_checkpoint"
 DECISIVE = (
@@ -95,7 +95,7 @@ def newest_checkpoint(run_dir: Path) -> Path | None:
 def how_to_continue(run_dir: Path) -> str:
     """Return the remedy for a run that has ended too early."""
     if checkpoints(run_dir):
-        return f"{KEY}=auto continues from its last checkpoint"
+        return f"the same command with {KEY}=auto continues from its last checkpoint"
     return "it has no checkpoint yet: start it again"
 
 
@@ -151,7 +151,7 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
     """
     now = world_size()
     before = processes_of(checkpoint) or now
-    where = f"{os.path.relpath(checkpoint)} is of {before} process{'es' * (before > 1)} instead of {now}"
+    where = f"{shown(checkpoint)} is of {before} process{'es' * (before > 1)} instead of {now}"
     if before != now and (reason := why_fixed(config)):
         raise ConfigError(f"{where}: {reason}")
     run = read(checkpoint.parent / RESOLVED_CONFIG, yaml.safe_load)
@@ -175,7 +175,7 @@ def differences(config: DictConfig, checkpoint: Path) -> str | None:
             changes.append(difference)
             if key.removeprefix("train.") in SLICES and in_generation(saved.train, then, checkpoint):
                 raise ConfigError(
-                    f"{os.path.relpath(checkpoint)} is in the middle of a generation, with {changes[-1]}: keep it, or "
+                    f"{shown(checkpoint)} is in the middle of a generation, with {changes[-1]}: keep it, or "
                     "name a checkpoint between two generations"
                 )
     check_state(saved, config, checkpoint)
@@ -186,14 +186,14 @@ def check_state(saved: DictConfig, config: DictConfig, checkpoint: Path) -> None
     """Raise a ConfigError if a run differs from a checkpoint's run in what the checkpoint has, and would keep it."""
     for key, instead in REMOVED.items():
         if (value := OmegaConf.select(saved, key)) is not None:
-            raise ConfigError(f"{os.path.relpath(checkpoint)} is of a run with {key}={text(value)}: {instead}")
+            raise ConfigError(f"{shown(checkpoint)} is of a run with {key}={text(value)}: {instead}")
     for key, as_saved in SAVED_AS.items():
         old, new = (OmegaConf.select(each, key) for each in (saved, config))
         if as_saved(old) != as_saved(new):
             fault = "so its weights or the state of its optimizer do not fit"
             fault = "which the state of its optimizer has, too" if key in OF_OPTIMIZER else fault
             raise ConfigError(
-                f"{os.path.relpath(checkpoint)} is of a run with {change(key, old, new)}, {fault}: keep it, or begin a "
+                f"{shown(checkpoint)} is of a run with {change(key, old, new)}, {fault}: keep it, or begin a "
                 "new run with its model as model.model_name_or_path"
             )
 

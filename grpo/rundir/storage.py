@@ -9,6 +9,7 @@ from pathlib import Path
 
 from grpo.rundir.resume import checkpoints
 from grpo.utils.limits import GB
+from grpo.utils.spoken import shown
 
 AUTO = "train.resume_from_checkpoint=auto"
 LIBRARIES = ("safetensors", "pyarrow")
@@ -31,7 +32,7 @@ UNOPENED = "open file failed with strerror: "
 
 def storage_fault(error: BaseException, run_dir: Path) -> str | None:
     """Return a line about the failed disk of a run and the way to continue; None if an exception has another reason."""
-    name = os.path.relpath(run_dir)
+    name = shown(run_dir)
     try:
         if not run_dir.is_dir():
             return f"the run directory {name} has been removed, and its checkpoints with it"

@@ -1,6 +1,5 @@
 """The table and the last lines that a run prints at its end."""
 
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo.rundir.files import read_json
+from grpo.utils.spoken import shown
 
 
 def report(summary: dict[str, Any], run_dir: Path) -> None:
@@ -27,7 +27,7 @@ def report(summary: dict[str, Any], run_dir: Path) -> None:
         table.add_row(f"reward.{name}", f"skipped: {counts}", style="red")
     for row in memory_rows(summary):
         table.add_row(*row)
-    table.add_row("run directory", os.path.relpath(run_dir))
+    table.add_row("run directory", shown(run_dir))
     console = Console(markup=False)
     console.print(table)
     for line in last_lines(summary, run_dir, console.is_terminal):
@@ -44,12 +44,14 @@ def last_lines(summary: dict[str, Any], run_dir: Path, links: bool) -> list[str]
     lines = [
         f"{f'accuracy {result}, ' if result else ''}{summary.get('steps', 0)} steps, {summary['wall_time_s']:.0f} s"
     ]
-    page, name = run_dir / "report.html", shlex.quote(os.path.relpath(run_dir))
+    page, name = run_dir / "report.html", shlex.quote(shown(run_dir))
     findings = read_json(run_dir / "report.json").get("findings", [])
     if page.is_file():
         count = f"{len(findings)} findings, the first" if len(findings) > 1 else "1 finding"
         lines.append(f"{count}: {findings[0]['title']}" if findings else "no issues found")
-        lines.append(f"page: {page.absolute().as_uri() if links else os.path.relpath(page)}")
+        lines.append(f"page: {page.absolute().as_uri() if links else shown(page)}")
+    if summary["status"] == "stopped":
+        return lines  # the command says how to continue
     if findings:
         lines.append(f"next: python -m grpo.report --text {name}    # evidence and advice of each finding")
     elif (run_dir / "model").is_dir():

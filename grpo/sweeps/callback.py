@@ -30,6 +30,7 @@ from grpo.sweeps.job import PROGRAM, locked
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
 from grpo.utils.hardware import visible_gpus
+from grpo.utils.spoken import shown
 from rewards.probing.runs import LATEST
 
 INTERRUPTED = 130
@@ -102,11 +103,11 @@ def begin(config: DictConfig) -> Path:
     ident = identity_of_sweep(config)
     if config.sweep.resume and not (folder / SWEEP).exists():
         if not NEW_EACH_TIME.search(typed_directory(config.hydra.sweep)):
-            raise ConfigError(f"sweep.resume=true: there is no sweep in hydra.sweep.dir={os.path.relpath(folder)}")
+            raise ConfigError(f"sweep.resume=true: there is no sweep in hydra.sweep.dir={shown(folder)}")
         folder = newest_sweep(ident, folder.parents[1])
     if any(folder.glob("**/.hydra/config.yaml")) and not config.sweep.resume:
         raise ConfigError(
-            f"hydra.sweep.dir={os.path.relpath(folder)}: there is a sweep in it; sweep.resume=true runs what is "
+            f"hydra.sweep.dir={shown(folder)}: there is a sweep in it; sweep.resume=true runs what is "
             "missing or failed, another directory starts a new sweep"
         )
     if "optuna" in config.hydra.sweeper._target_ and config.task.eval.size == 0:
@@ -149,8 +150,7 @@ def newest_sweep(wanted: list[Any], sweeps: Path) -> Path:
             if swept == wanted[1:] and is_same(config, wanted[0]):
                 return file.parent
     raise ConfigError(
-        f"sweep.resume=true: no sweep of this configuration in {os.path.relpath(sweeps)}; name it with "
-        "hydra.sweep.dir=…"
+        f"sweep.resume=true: no sweep of this configuration in {shown(sweeps)}; name it with hydra.sweep.dir=…"
     )
 
 
@@ -199,7 +199,7 @@ def finish(folder: Path, status: Any) -> None:
     print_sweep(sweep)
     for written in (*(run.folder for run in sweep.failed), folder):
         try:
-            page = os.path.relpath(write_report(written))
+            page = shown(write_report(written))
         except Exception as error:  # the outcome of the sweep is what counts
             page = f"none, {' '.join(str(error).split())}"
     print(f"page: {page}")
@@ -219,7 +219,7 @@ def finish(folder: Path, status: Any) -> None:
 
 def print_sweep(sweep: Sweep) -> None:
     """Print a row for each job."""
-    title = f"GRPO sweep {os.path.relpath(sweep.folder)}"
+    title = f"GRPO sweep {shown(sweep.folder)}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for heading in ("job", *sweep.varied, "status"):
         name = heading.rpartition(".")[2]

@@ -1,4 +1,6 @@
-"""Times as people say them."""
+"""Times and paths as people say them."""
+
+import os
 
 
 def spoken(seconds: float) -> str:
@@ -7,3 +9,9 @@ def spoken(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.2g} {unit}" if seconds < 100 * size else f"{seconds / size:.0f} {unit}"
     return f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"
+
+
+def shown(path: str | os.PathLike) -> str:
+    """Return a path for people: relative within the current folder, absolute elsewhere."""
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if relative.startswith("..") else relative

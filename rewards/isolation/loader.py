@@ -44,6 +44,8 @@ def load(fn: str, setting: str, group: str = "grpo.rewards") -> Callable[..., An
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
+            raise ValueError(f"{setting}: {error}; a function in a file is path/to/file.py:function") from error
         raise ValueError(f"{setting}: {what_and_where(error)}") from error
     loaded = getattr(module, function, None)
     if not callable(loaded):

@@ -70,7 +70,7 @@ def test_a_token_says_its_values_by_pointer_and_by_keys(run, opened):
         assert part in said.inner_text()
     first.focus()
     page.keyboard.press("ArrowRight")
-    assert "outside the loss true" in said.inner_text()
+    assert "outside the loss (tool)" in said.inner_text()
     page.keyboard.press("ArrowLeft")
     assert '" answer"' in said.inner_text()
     page.locator("h1").click()

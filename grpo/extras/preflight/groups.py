@@ -18,6 +18,8 @@ NEAR = 0.9
 """Fraction of the highest rate from which on a smaller group is as good: it leaves more problems in a step."""
 DRAWS = 400
 """Simulated steps of dynamic sampling."""
+SMALLEST = 0.02
+"""Fraction of completions whose time an update takes at least."""
 Change = dict[str, str]
 
 
@@ -96,6 +98,7 @@ class Prospects:
         enforce: whether a setting has to fit.
         ratios: measured by planned time of the phases, with the settings as they are.
         rewards: seconds of the rewards per step.
+        lengths: mean tokens of prompts and of completions; None if they are not known.
     """
 
     def __init__(
@@ -105,9 +108,10 @@ class Prospects:
         enforce: bool,
         ratios: Mapping[str, float] | None = None,
         rewards: float = 0.0,
+        lengths: tuple[float, float] | None = None,
     ) -> None:
         self.counts, self.planner, self.enforce = counts, planner, enforce
-        self.ratios, self.rewards = ratios or {}, rewards
+        self.ratios, self.rewards, self.lengths = ratios or {}, rewards, lengths
         self._fractions: dict[int, Estimate] = {}
 
     def fraction(self, size: int) -> Estimate:
@@ -122,31 +126,43 @@ class Prospects:
         if plan is None or (plan.problem and self.enforce):
             return None
         config = self.planner.config(change)
-        return self.prospect(change, config, expected_duration(config, plan))
+        return self.prospect(change, config, expected_duration(config, plan, self.lengths))
 
     def prospect(self, change: Change, config: DictConfig, duration: Duration | None) -> Prospect:
         """Return the prospect of a configuration."""
         size, completions = config.train.num_generations, completions_per_step(config)
         groups = max(1, completions // size)
-        fraction, generated = self.fraction(size), 1.0
-        if config.rollout.dynamic_sampling:
-            rounds = config.rollout.max_rounds
-            ends = [filled(end, groups, rounds)[0] for end in (fraction.low, fraction.high)]
-            value, generated = filled(fraction.value, groups, rounds)
-            fraction = Estimate(value, *ends)
-        seconds = self.seconds(duration, generated) if duration else None
+        fraction, generated = self.batch(config)
+        updated = self.updated(config) / self.updated(self.planner.config({}))
+        seconds = self.seconds(duration, generated, updated) if duration else None
         return Prospect(change, size, fraction, completions * fraction.value, groups, seconds)
 
-    def seconds(self, duration: Duration, generated: float) -> float:
+    def batch(self, config: DictConfig) -> tuple[Estimate, float]:
+        """Return the fraction of groups with non-zero variance in a batch, and groups generated per group of it."""
+        fraction = self.fraction(config.train.num_generations)
+        if not config.rollout.dynamic_sampling:
+            return fraction, 1.0
+        groups, rounds = max(1, completions_per_step(config) // config.train.num_generations), config.rollout.max_rounds
+        value, generated = filled(fraction.value, groups, rounds)
+        return Estimate(value, *(filled(end, groups, rounds)[0] for end in (fraction.low, fraction.high))), generated
+
+    def updated(self, config: DictConfig) -> float:
+        """Return the fraction of completions that the update computes; the others have no advantage."""
+        train = config.train
+        skips = config["update"].skip_zero_advantage and not train.beta and not train.get("entropy_coef")
+        return max(self.batch(config)[0].value, SMALLEST) if skips else 1.0
+
+    def seconds(self, duration: Duration, generated: float, updated: float) -> float:
         """Return the seconds of a step: the plan's, corrected by the ratio of measured to planned time.
 
         Args:
             duration: by the plan.
             generated: groups generated per group of the batch.
+            updated: completions that the update computes, as a ratio to those with the settings as they are.
         """
         phases = {phase: planned * self.ratios.get(phase, 1.0) for phase, planned in duration.phases.items()}
-        step = replace(duration, phases=phases | {"rewards": self.rewards}).step
-        return step + (generated - 1) * (phases["generation"] + self.rewards)
+        phases |= {"rewards": self.rewards, "update": phases["update"] * updated}
+        return replace(duration, phases=phases).step + (generated - 1) * (phases["generation"] + self.rewards)
 
     def by_size(self, configured: int) -> list[tuple[int, Estimate, Prospect | None]]:
         """Return for each size of a group its fraction, without dynamic sampling, and its prospect if it can be run."""

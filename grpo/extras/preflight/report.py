@@ -42,12 +42,13 @@ def report(
     problems, train = result.problems, config.train
     weights = weights_of(config)
     outcomes = rewards.outcomes(problems, weights, train.multi_objective_aggregation)
-    duration = expected_duration(config, plan) if plan else None
+    tokens = mean_lengths(problems)
+    duration = expected_duration(config, plan, tokens) if plan else None
     here = plan is None or (plan.here and processes(config) == 1)
     seconds = measured(config, problems, result.first_step) if here else {}
     corrections = ratios(duration, seconds) if duration else {}
     planner, enforce = Planner(overrides), config.plan.enforce
-    prospects = Prospects(table_of(outcomes), planner, enforce, corrections, seconds.get("rewards", 0.0))
+    prospects = Prospects(table_of(outcomes), planner, enforce, corrections, seconds.get("rewards", 0.0), tokens)
     now = prospects.prospect({}, config, duration)
     accuracy, of_each = rewards.accuracy(problems), rewards.of_each(problems)
     lengths = answers.lengths(problems, train.max_completion_length, result.facts["begins_thought"])
@@ -98,6 +99,14 @@ def report(
 def weights_of(config: DictConfig) -> dict[str, float]:
     """Return the weight of each reward."""
     return {str(name): float(reward.get("weight", 1.0)) for name, reward in config.reward.items()}
+
+
+def mean_lengths(problems: Sequence[Sampled]) -> tuple[float, float] | None:
+    """Return the mean tokens of prompts and of completions; None if those of a prompt are not known."""
+    if not all(problem.prompt_tokens for problem in problems):
+        return None
+    of_completions = [completion.tokens for problem in problems for completion in problem.completions]
+    return fmean(problem.prompt_tokens for problem in problems), fmean(of_completions)
 
 
 def total_of(problems: Sequence[Sampled], weights: dict[str, float]) -> dict[str, Any] | None:

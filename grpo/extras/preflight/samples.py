@@ -43,6 +43,8 @@ class Sampled:
     """Its part of the time of the batch that it was in, by phase: `generate`, `reward`."""
     first: bool = False
     """Whether the completion was in the first batch of a call, whose time includes the warm-up."""
+    prompt_tokens: int = 0
+    """Tokens of its prompt; 0 in files of version 0.2.0."""
 
 
 def read(file: Path) -> dict[str, Sampled]:

@@ -228,6 +228,7 @@ def sampled(
             samples_of[number * samples :][:samples],
             part,
             first in batch,
+            len(answers[number * samples].prompt_ids),
         )
         for number, problem in enumerate(batch)
     ]

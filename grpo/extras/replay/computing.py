@@ -83,7 +83,8 @@ def check_run(run: Path) -> None:
     if not run.is_dir():
         raise ConfigError(f"{run}: there is no such directory; name a run such as outputs/2026-01-01/12-00-00")
     if not (run / RESOLVED_CONFIG).is_file():
-        raise ConfigError(f"{run}: no run, as there is no {RESOLVED_CONFIG}; name a run directory")
+        why = "the run failed before its first step" if (run / "summary.json").is_file() else "no run"
+        raise ConfigError(f"{run}: {why}, as there is no {RESOLVED_CONFIG}; name a run directory")
 
 
 def compute_again(stored: Stored, start: int, step: int, folder: Path, overrides: Sequence[str]) -> None:

@@ -75,12 +75,13 @@ def drowned(run: Run) -> Finding | None:
 
 
 def never_fired(run: Run) -> Finding | None:
-    """A reward function that is not a penalty gave 0 to every completion of the run."""
+    """A reward function that is not a penalty gave 0, or no number, to every completion of the run."""
     never = []
     for name, reward in run.config.reward.items():
         means = values(run, f"rewards/{name}/mean")
         if (
-            len(means) >= MIN_STEPS
+            len(run.metrics) >= MIN_STEPS
+            and any(f"rewards/{name}/mean" in row for row in run.metrics)
             and reward.fn not in PENALTIES
             and not any(value for _, value in means + values(run, f"rewards/{name}/std"))
         ):
@@ -89,7 +90,7 @@ def never_fired(run: Run) -> Finding | None:
         return None
     return Finding(
         "never_fired",
-        f"{', '.join(never)} gave 0 to every completion",
+        f"{', '.join(never)} gave 0, or None, to every completion",
         f"in all of {len(run.metrics)} logged steps",
         "try it on the completions below with python -m rewards.check --run; the task may ask for a format that the "
         "policy never writes",

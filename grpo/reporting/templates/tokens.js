@@ -33,7 +33,9 @@ const Tokens = (() => {
   const described = (values, place) => {
     const parts = Object.entries(OVERLAYS).filter(([name]) => values[name] !== undefined).map(([name, overlay]) => {
       const value = at(values, name, place);
-      return `${overlay.name} ${name === "kind" ? value !== "loss" : value ?? "not finite"}`;
+      if (name === "clipped") return value ? "clipped" : "not clipped";
+      if (name === "kind") return value === "loss" ? "in the loss" : `outside the loss (${value})`;
+      return `${overlay.name} ${value ?? "not finite"}`;
     });
     return `${JSON.stringify(values.token[place])}: ${parts.join(", ")}`;
   };

@@ -221,6 +221,14 @@ def test_a_reward_that_rose_little_is_not_blamed(recorded):
     assert "brevity" not in finding.evidence + finding.advice
 
 
+def test_a_reward_that_returns_nothing_has_never_fired(recorded):
+    run = with_metrics(
+        recorded("healthy"), **{f"rewards/correctness/{of}": lambda step: None for of in ("mean", "std")}
+    )
+    titles = [finding.title for finding in findings(run) if finding.name == "never_fired"]
+    assert titles == ["reward.correctness gave 0, or None, to every completion"]
+
+
 def test_a_penalty_that_nothing_has_earned_is_no_finding(recorded, composed):
     run = recorded("healthy")
     rows = [{**row, "rewards/overlong/mean": 0.0, "rewards/overlong/std": 0.0} for row in run.metrics]

@@ -1,5 +1,6 @@
 """A mixture's checkpoint of another number of processes, before anything is loaded."""
 
+import shutil
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -9,8 +10,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from grpo.config.resolve import resolve
+from grpo.config.schema import ROOT
 from grpo.planning.fit import make_plan
-from grpo.run.session import checkpoint_for
+from grpo.run.checkpoint import checkpoint_for
 from grpo.utils.errors import ConfigError
 from grpo.utils.manifest import seal
 
@@ -29,6 +31,29 @@ def test_routers_with_a_loss_keep_their_processes(composed: Callable[..., DictCo
         checkpoint_for(resolve(composed(MIXTURE, resume_from), None), tmp_path, Console(file=StringIO()))
     without = resolve(composed(MIXTURE, resume_from, "train.router_aux_loss_coef=0"), None)
     assert checkpoint_for(without, tmp_path, Console(file=StringIO())) == checkpoint
+
+
+def test_a_checkpoint_of_another_model_is_refused(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    checkpoint, console = tmp_path / "checkpoint-8", Console(file=StringIO())
+    checkpoint.mkdir()
+    shutil.copy(ROOT / "grpo" / "builtin" / "tiny" / "config.json", checkpoint)
+    seal(checkpoint)
+    resume_from = f"train.resume_from_checkpoint={checkpoint}"
+    with pytest.raises(ConfigError, match=r"checkpoint-8 has the weights of another model than .*tiny_vision: \w+=\d+"):
+        checkpoint_for(resolve(composed("+experiment=shapes", resume_from), None), tmp_path, console)
+    assert checkpoint_for(resolve(composed(resume_from), None), tmp_path, console) == checkpoint
+
+
+def test_a_new_run_without_a_step_left_is_refused(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    checkpoint, console = tmp_path / "checkpoint-8", Console(file=StringIO())
+    checkpoint.mkdir()
+    (checkpoint / "rng_state.pth").touch()
+    seal(checkpoint)
+    settings = resolve(composed(f"train.resume_from_checkpoint={checkpoint}", "train.max_steps=8"), None)
+    (other := tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match=r"train.max_steps=8: .*checkpoint-8 has 8 steps, so that none is left"):
+        checkpoint_for(settings, other, console)
+    assert checkpoint_for(settings, tmp_path, console) == checkpoint, "its own run, which may lack its end"
 
 
 def test_a_range_of_machines_is_refused_for_them(composed: Callable[..., DictConfig]) -> None:

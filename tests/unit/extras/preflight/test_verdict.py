@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,29 @@ def test_a_group_size_takes_its_planned_time_as_measured(composed: Compose) -> N
     corrected = Prospects(table, Planner(line), True, ratios(duration, seconds), rewards=1.0)
     assert planned.seconds == pytest.approx(duration.step)
     assert corrected.prospect({}, config, duration).seconds == pytest.approx(sum(seconds.values()) + 1)
+
+
+def test_a_group_size_takes_the_time_of_what_its_update_computes(composed: Compose) -> None:
+    """Groups of 2 vary half as often as those of 8 here: the update skips the others, unless a KL penalty acts."""
+    table, update = table_of([[0.0] * 7 + [1.0]] * 20), {"update": 1.0}
+    for penalty, share in (("0", 0.25), ("0.1", 1.0)):
+        line = ["train.num_generations=8", f"train.beta={penalty}"]
+        prospects = Prospects(table, Planner(line), enforce=False, lengths=(30.0, 12.0))
+        smaller = prospects.planner.config({"train.num_generations": "2"})
+        duration = expected_duration(smaller, make_plan(smaller), prospects.lengths)
+        assert duration is not None
+        only_update = replace(duration, phases={"generation": 0.0} | update)
+        assert prospects.prospect({}, smaller, only_update).seconds == pytest.approx(share, abs=0.01)
+
+
+def test_known_lengths_take_the_place_of_limits_in_the_time(composed: Compose) -> None:
+    config = composed("train.max_completion_length=400", "task.max_prompt_length=400")
+    plan = make_plan(config)
+    long, short = (expected_duration(config, plan, lengths) for lengths in (None, (40.0, 20.0)))
+    assert long is not None
+    assert short is not None
+    assert short.phases["update"] < long.phases["update"] / 2
+    assert short.phases["generation"] < long.phases["generation"] / 2
 
 
 def test_a_few_large_groups_tell_less_than_many_small_ones() -> None:
