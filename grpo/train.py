@@ -18,7 +18,7 @@ from rich.console import Console
 
 from grpo.cli import WANTS_TRACEBACK, leave, quick_imports, start
 from grpo.config.batch import node_range
-from grpo.config.check import check_deepspeed
+from grpo.config.check import check_deepspeed, check_report_to
 from grpo.config.facts import generator_of
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
@@ -90,6 +90,7 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     config, overrides = checked(config, overrides)
     check_processes(config)
     check_deepspeed(config.train)
+    check_report_to(config.train)
     if is_main_process() and BY_US not in os.environ and (is_launched() or is_first(config)):  # else another has it
         take(run_dir)
     if has_several(config) or has_other_machines():

@@ -29,12 +29,11 @@ from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
 from grpo.utils.local_gpu import local_gpu
 from grpo.utils.table import OF_COMPLETIONS
-from rewards.isolation.extras import not_installed
 
 CONCISE = "rewards.concise.concise"
 LEVELS = ("token", "sequence")
-TRACKING = ("tensorboard", "trackio", "wandb")
-"""Services that are named as their packages are."""
+TRACKING = ("trackio", "wandb")
+"""Services in the extra `tracking`."""
 
 
 def check(config: DictConfig) -> None:
@@ -62,7 +61,6 @@ def check(config: DictConfig) -> None:
     check_streaming(config)
     check_completions(config)
     check_callbacks(config)
-    check_report_to(config.train)
     check_vllm_options(config)
     for key, possible in (("loss_type", (*LOSS_MEANS, *losses.NAMES)), ("importance_sampling_level", LEVELS)):
         value = config.train[key]
@@ -312,11 +310,11 @@ def check_callbacks(config: DictConfig) -> None:
 
 
 def check_report_to(train: DictConfig) -> None:
-    """Check that the packages of services for experiments that this project installs are there."""
+    """Check that the services for experiments are installed; a plan does not need them."""
     services = [train.report_to] if isinstance(train.report_to, str) else train.report_to or []
     for name in services:
         if name in TRACKING and find_spec(name) is None:
-            raise ConfigError(f"train.report_to={name}: {not_installed(name) or 'it is not installed'}")
+            raise ConfigError(f"train.report_to={name}: {name} is not installed: pip install 'grpo-trainer[tracking]'")
 
 
 def check_vllm_options(config: DictConfig) -> None:
