@@ -219,8 +219,8 @@ def kernel(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, added: torch.Tensor | None, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output, (rows, heads, queries, size), and log-sum-exp, (rows, heads, queries)."""
-    if added is not None:
-        added = added.to(query.dtype).expand(-1, -1, query.size(2), -1)
+    if added is not None:  # the kernel of a GPU takes no mask of a single head for all
+        added = added.to(query.dtype).expand(-1, query.size(1), query.size(2), -1)
     if query.is_cuda:  # this kernel of a GPU takes masks, and returns sums of 32 queries, or of 64, and so on
         attention = torch.ops.aten._scaled_dot_product_efficient_attention
         output, sums, *_ = attention(query, key, value, added, compute_log_sumexp=True, scale=scale)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
 from grpo.generation.transformers import continuous_batching, static_batch
@@ -134,6 +135,36 @@ def test_after_an_oom_recorded_completions_are_fewer() -> None:
     assert batching.complete(*given, retry=limits.append) == alone
     assert limits == [8, 4]
     assert Graph.replayed
+
+
+class Masks(TorchDispatchMode):
+    """Notes the shapes of queries, keys and masks, and the steps of masks in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+            self.seen.append((args[0], args[1], (kwargs or {}).get("attn_mask")))
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+def test_masks_are_those_that_the_kernel_of_a_gpu_takes(family: str) -> None:
+    """It wants all four dimensions, and steps of 16 bytes between rows."""
+    model, rows = policy(family, **FAMILIES[family]), prompts(5, 23, 9)
+    with Masks() as masks:
+        ContinuousBatching().complete(model, first_equal(rows), padded(rows), NAMES, HOW, "", GROUP)
+    of_steps = [
+        of for of in masks.seen if of[0].size(1) == of[1].size(1)
+    ]  # the model itself has more queries than keys
+    assert of_steps
+    for query, key, mask in of_steps:
+        assert mask is not None
+        assert mask.shape == (*query.shape[:3], key.size(2))
+        assert mask.stride(3) == 1
+        assert all(4 * step % 16 == 0 for step in mask.stride()[:3])
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)
