@@ -83,7 +83,9 @@ def plain(text: str) -> str:
         text = re.sub(r"(?<=\s)[–‒](?=\s)", "—", text)  # no minus
         text = re.sub("[⁰¹²³⁴-⁹⁻]+", lambda power: "^" + unicodedata.normalize("NFKC", power[0]), text)
         text = "".join(map(_plain_letter, text))
-    if "\\" in text or "{,}" in text:
+    before = None if "\\" in text or "{,}" in text else text
+    while text != before:  # what one replacement leaves may be the beginning of another
+        before = text
         for pattern, replacement in LATEX:
             text = pattern.sub(replacement, text)
     return text

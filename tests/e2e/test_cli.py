@@ -100,7 +100,7 @@ WRONG = {
         ["task=gsm8k", "task.dataset.path=no.jsonl"],
         "there is no file",
     ),
-    "a missing column": (["task.prompt='{problem}'"], "no column problem; it has: question, answer"),
+    "a missing column": (["task.prompt='{problem}'"], "no column problem (task.prompt); it has: question, answer"),
     "a card that is not here": (["+gpu=h200"], "plan.enforce=false"),
     "a run directory that cannot be written": (["hydra.run.dir=/dev/null/run"], "hydra.run.dir="),
     "nothing to resume": (["train.resume_from_checkpoint=empty"], "no such directory"),

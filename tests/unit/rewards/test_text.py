@@ -1,7 +1,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rewards.notation import numbers, plain
@@ -169,6 +169,8 @@ def test_a_unit_changes_nothing(number: int, unit: str) -> None:
 
 
 @given(st.text(max_size=300))
+@example("\\~")
+@example("\\\\! ")
 def test_no_text_breaks_the_reading(text: str) -> None:
     assert len(numbers(final_answer(text))) <= 2
     assert plain(plain(text)) == plain(text)

@@ -133,7 +133,7 @@ def test_a_thread_reads_one_buffer_ahead_and_no_more() -> None:
         (ROWS[:9], [], "there are no rows behind the 10 that are held out; task.eval.size=0 trains on all"),
         ([*ROWS[:10], *ROWS[31:34], ROWS[30]], [], "(rows 4, no_question 1, unread_answer 1, too_long 1, held_out 1)"),
         ([{"query": "?"}], [], "task: the data has no column"),
-        (ROWS, ["task.prompt='{query}'"], "task: the data has no column query; it has: question, answer"),
+        (ROWS, ["task.prompt='{query}'"], "task: the data has no column query (task.prompt); it has: question, answer"),
         ([*ROWS, "garbage"], [], "JSON parse error: Invalid value. in row 100"),
         (ROWS, ["task.split=test"], "Bad split: test. Available splits: ['train']"),
     ],

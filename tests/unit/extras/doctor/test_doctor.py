@@ -61,10 +61,10 @@ def test_others_text_cannot_control_the_terminal(
     hostile |= {"rewards/${nothing}/mean": 0.5, "rewards/${nothing}/std": 0.5}
     run(monkeypatch, logs.trl(folder, logs.learning(**hostile)))
     printed = capsys.readouterr().out
-    assert "[bold] gave 0 to every completion" in printed
+    assert "[bold] gave 0, or None, to every completion" in printed
     assert "\x1b" not in printed
     assert "\x07" not in printed
-    assert r"reward.\x1b]0;stolen\x07[bold] gave 0 to every completion" in printed
+    assert r"reward.\x1b]0;stolen\x07[bold] gave 0, or None, to every completion" in printed
     assert r"[red]run\x1b[2J" in printed
 
 
