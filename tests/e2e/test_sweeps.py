@@ -1,6 +1,5 @@
 """Sweeps as they are run: jobs that fail in the night, continuing with them, and Ctrl-C."""
 
-import os
 import re
 import signal
 import subprocess
@@ -10,6 +9,7 @@ import time
 import pytest
 
 from grpo.testing.commands import Forked, outcomes, sweep
+from grpo.utils.spoken import shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -61,7 +61,7 @@ def test_the_last_lines_say_which_jobs_failed_and_why(night):
     )
     for line, (name, do) in zip(last[1:], {"1": "memory", "2": "kill", "3": "raise"}.items(), strict=True):
         assert line == f"  #{name} +reward.fault.kwargs.do={do}: {outcomes_before(done)[name]}"
-    assert f"page: {os.path.relpath(folder / 'report.html')}" in done.stdout
+    assert f"page: {shown(folder / 'report.html')}" in done.stdout
     assert "Traceback" not in done.stderr
 
 
