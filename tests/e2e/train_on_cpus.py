@@ -14,9 +14,9 @@ from tests.sharding_on_cpus import enable
 
 
 def run_out_of_memory(marker: Path) -> None:
-    from grpo.trainer import exact
+    from grpo.trainer.update import from_trainer
 
-    loss_of, count = exact.loss_of_microbatch, 0
+    loss_of, count = from_trainer.loss_of_microbatch, 0
 
     def fault(*args: Any) -> Any:
         nonlocal count
@@ -26,7 +26,7 @@ def run_out_of_memory(marker: Path) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return loss_of(*args)
 
-    exact.loss_of_microbatch = fault
+    from_trainer.loss_of_microbatch = fault
 
 
 def lose_transfer(number: int) -> None:
