@@ -174,7 +174,11 @@ def test_a_signal_at_any_moment_is_one_line_and_the_run_resumes(
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("stopped", reason)
     saved = moment == "evaluation_after.jsonl"
-    then = f"{AUTO} continues from its last checkpoint" if saved else "it has no checkpoint yet: start it again"
+    then = (
+        f"the same command with {AUTO} continues from its last checkpoint"
+        if saved
+        else "it has no checkpoint yet: start it again"
+    )
     assert done.stderr.splitlines()[-1] == f"grpo.train: stopped: {reason}; {then}"
     if saved:
         again = [text for text in line if "per_device_eval_batch_size" not in text]
