@@ -18,7 +18,7 @@ from rich.console import Console
 
 from grpo.cli import WANTS_TRACEBACK, leave, quick_imports, start
 from grpo.config.batch import node_range
-from grpo.config.check import check_deepspeed, check_report_to
+from grpo.config.check import check_deepspeed, check_files_of_rewards, check_report_to
 from grpo.config.facts import generator_of
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
@@ -91,6 +91,7 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     check_processes(config)
     check_deepspeed(config.train)
     check_report_to(config.train)
+    check_files_of_rewards(config.reward)
     if is_main_process() and BY_US not in os.environ and (is_launched() or is_first(config)):  # else another has it
         take(run_dir)
     if has_several(config) or has_other_machines():

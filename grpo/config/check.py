@@ -185,9 +185,6 @@ def check_reward(where: str, reward: DictConfig) -> None:
         raise ConfigError(
             f"{where}.fn: needs a value, package.module.function, path/to/file.py:function or an entry point"
         )
-    file = str(options.fn).rpartition(":")[0]
-    if file.endswith(".py") and not Path(file).is_file():
-        raise ConfigError(f"{where}.fn: there is no file {Path(file).absolute()}")
     if options.timeout <= 0:
         raise ConfigError(f"{where}.timeout={options.timeout:g}: a positive number of seconds is needed")
     if options.workers < 1:
@@ -264,8 +261,6 @@ def check_deepspeed(train: DictConfig) -> None:
 def check_folder(name: str) -> None:
     """Check that a folder in `model.model_name_or_path` holds a model."""
     folder = Path(name)
-    if name.startswith(("/", ".")) and not folder.is_dir():
-        raise ConfigError(f"model.model_name_or_path={name}: there is no such folder")
     if folder.is_dir() and not (folder / "config.json").is_file():
         adapter = (folder / "adapter_config.json").is_file()
         what = "an adapter, not a model: name its base" if adapter else "no model (no config.json)"
@@ -307,6 +302,14 @@ def check_callbacks(config: DictConfig) -> None:
                 f"train.save_total_limit={train.save_total_limit} keeps reach {reach} steps back; "
                 f"train.save_total_limit={limit}, or fewer steps"
             )
+
+
+def check_files_of_rewards(rewards: DictConfig) -> None:
+    """Check that the files of reward functions are there; a plan, and an evaluation elsewhere, do not need them."""
+    for name, reward in rewards.items():
+        file = Path(str(reward.fn).rpartition(":")[0])
+        if file.suffix == ".py" and not file.is_file():
+            raise ConfigError(f"reward.{name!s}.fn: there is no file {file.absolute()}")
 
 
 def check_report_to(train: DictConfig) -> None:

@@ -67,6 +67,9 @@ def from_hub(name: str, revision: str) -> Shape:
     Raises:
         ConfigError: the model's `config.json` cannot be read.
     """
+    if name.startswith(("/", ".")):
+        raise ConfigError(f"model.model_name_or_path={name}: there is no such folder")
+
     import huggingface_hub as hub  # takes a quarter of a second, which most plans do not need
 
     try:

@@ -14,6 +14,9 @@ from grpo.utils.distributed import agreed, is_main_process, world_size
 from grpo.utils.errors import ConfigError
 from grpo.utils.spoken import shown
 
+NUMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+"""Fields of a `Shape` in which weights of another architecture differ."""
+
 
 def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path | None:
     """Return the checkpoint to resume from, if there is one, and say so.
@@ -26,9 +29,7 @@ def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path 
     # read whole, by one process
     name = agreed("checkpoint", lambda: str(named_checkpoint(resume_from, run_dir) or ""))
     checkpoint = Path(name) if name else None
-    if checkpoint:
-        check_model(settings, checkpoint)
-        check_steps(settings.train.max_steps, checkpoint, run_dir)
+    agreed("fit", lambda: check_fits(settings, checkpoint, run_dir) if checkpoint else None)
     # before that process writes its configuration there
     other = agreed("differences", lambda: differences(settings.config, checkpoint) if checkpoint else None)
     if checkpoint and other:
@@ -52,27 +53,25 @@ def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path 
     return checkpoint
 
 
-def check_model(settings: Resolved, checkpoint: Path) -> None:
-    """Raise a ConfigError if a checkpoint has weights of another architecture than the policy's."""
+def check_fits(settings: Resolved, checkpoint: Path, run_dir: Path) -> None:
+    """Raise a ConfigError if a checkpoint has weights of another architecture, or leaves a new run no step.
+
+    A run that has its own last step is only completed.
+    """
+    steps, done = settings.train.max_steps, read_json(checkpoint / "trainer_state.json").get("global_step", 0)
+    if 0 < steps <= done and not checkpoint.parent.samefile(run_dir):
+        raise ConfigError(
+            f"train.max_steps={steps}: {shown(checkpoint)} has {done} steps, so that none is left; give more"
+        )
     if not (config := read_json(checkpoint / "config.json")):
         return  # of an adapter
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     of_checkpoint, of_policy = shape_of(config), find_shape(settings.model)
-    for name in names:
+    for name in NUMBERS:
         if (old := getattr(of_checkpoint, name)) != (new := getattr(of_policy, name)):
             raise ConfigError(
                 f"{shown(checkpoint)} has the weights of another model than {settings.model.model_name_or_path}: "
                 f"{name}={old} instead of {new}; choose the model of its run"
             )
-
-
-def check_steps(steps: int, checkpoint: Path, run_dir: Path) -> None:
-    """Raise a ConfigError if a new run would begin at its end; one that has its last step is only completed."""
-    done = int(checkpoint.name.removeprefix("checkpoint-"))
-    if 0 < steps <= done and not checkpoint.parent.samefile(run_dir):
-        raise ConfigError(
-            f"train.max_steps={steps}: {shown(checkpoint)} has {done} steps, so that none is left; give more"
-        )
 
 
 def continued(checkpoint: Path | None, run_dir: Path) -> str | None:

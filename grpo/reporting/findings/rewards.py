@@ -78,10 +78,9 @@ def never_fired(run: Run) -> Finding | None:
     """A reward function that is not a penalty gave 0, or no number, to every completion of the run."""
     never = []
     for name, reward in run.config.reward.items():
-        means = values(run, f"rewards/{name}/mean")
+        means, logged = values(run, f"rewards/{name}/mean"), sum(f"rewards/{name}/mean" in row for row in run.metrics)
         if (
-            len(run.metrics) >= MIN_STEPS
-            and any(f"rewards/{name}/mean" in row for row in run.metrics)
+            (len(means) or logged) >= MIN_STEPS
             and reward.fn not in PENALTIES
             and not any(value for _, value in means + values(run, f"rewards/{name}/std"))
         ):

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config import facts
 from grpo.config.batch import check_groups, check_whole_groups
-from grpo.config.check import check, check_deepspeed, check_shard
+from grpo.config.check import check, check_deepspeed, check_files_of_rewards, check_report_to, check_shard
 from grpo.config.facts import sharding_strategy
 from grpo.config.messages import meant
 from grpo.options import LOSS_MEANS
@@ -106,13 +106,11 @@ def test_close_names_are_offered_once() -> None:
             "reward.correctness.weight: Value 'much' of type 'str'",
         ),
         (["+reward.mine.fm=x.py:f"], "reward.mine.fm: no such key"),
-        (["+reward.mine.fn=x.py:f"], "reward.mine.fn: there is no file /"),
         (["reward.correctness.weight=0"], "reward: all weights are 0"),
         (["train.beta=-1"], "train.beta=-1: 0 or more"),
         (["train.max_steps=-5"], "train.max_steps=-5"),
         (["train.seed=-4"], "train.seed=-4: from 0 to"),
         (["task.eval.size=-3"], "task.eval.size=-3: a number of held-out problems, or 0"),
-        (["model.model_name_or_path=./nope"], "model.model_name_or_path=./nope: there is no such folder"),
         (["update.gradients_on_host=true", "train.optim=lomo"], "train.optim=lomo steps during the backward pass"),
         (["+reward.step.fn=rewards.format.format"], "reward.step: a table of completions has this column"),
         (["train.reward_weights=[1]"], "reward.<name>.weight"),
@@ -487,3 +485,13 @@ def test_sharding_follows_from_what_is_configured(
     composed: Callable[..., DictConfig], override: str, sharding: str | None
 ) -> None:
     assert sharding_strategy(composed(override).train) == sharding
+
+
+def test_files_and_services_are_looked_for_before_loading(composed: Callable[..., DictConfig], monkeypatch) -> None:
+    config = composed("+reward.mine.fn=x.py:f", "train.report_to=wandb")
+    check(config)
+    with pytest.raises(ConfigError, match=r"reward.mine.fn: there is no file /.*x\.py"):
+        check_files_of_rewards(config.reward)
+    monkeypatch.setattr("grpo.config.check.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"train\.report_to=wandb: wandb is not installed: pip install"):
+        check_report_to(config.train)

@@ -644,6 +644,12 @@ def test_a_model_without_shape_or_network_fails_with_one_line(composed: Compose)
     assert "\n" not in str(raised.value)
 
 
+def test_a_folder_that_is_not_there_needs_its_shape(composed: Compose) -> None:
+    with pytest.raises(ConfigError, match=r"model.model_name_or_path=\./nope: there is no such folder"):
+        make_plan(composed("model.model_name_or_path=./nope"))
+    make_plan(composed("model.model_name_or_path=./nope", "model.shape.hidden_size=96", "model.shape.head_dim=24"))
+
+
 def test_a_configuration_on_the_hub_is_read_from_the_cache(composed: Compose, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(OmegaConf.to_container(composed("model=qwen3_4b").model.shape)))

@@ -1,18 +1,21 @@
 """A mixture's checkpoint of another number of processes, before anything is loaded."""
 
+import json
 import shutil
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from transformers import AutoConfig
 
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
 from grpo.planning.fit import make_plan
-from grpo.run.checkpoint import checkpoint_for
+from grpo.planning.hub_config import shape_of
+from grpo.run.checkpoint import NUMBERS, checkpoint_for
 from grpo.utils.errors import ConfigError
 from grpo.utils.manifest import seal
 
@@ -44,10 +47,22 @@ def test_a_checkpoint_of_another_model_is_refused(composed: Callable[..., DictCo
     assert checkpoint_for(resolve(composed(resume_from), None), tmp_path, console) == checkpoint
 
 
+@pytest.mark.parametrize("choice", sorted(file.stem for file in (ROOT / "conf" / "model").glob("*.yaml")))
+def test_a_saved_model_has_the_shape_of_its_choice(choice: str, tmp_path: Path) -> None:
+    """Or a run of it would take its own checkpoint for that of another model."""
+    model = OmegaConf.load(ROOT / "conf" / "model" / f"{choice}.yaml")
+    shape = OmegaConf.to_container(model.get("model", model).shape)
+    AutoConfig.for_model(**{name: value for name, value in shape.items() if name != "parameters"}).save_pretrained(
+        tmp_path
+    )
+    saved, planned = shape_of(json.loads((tmp_path / "config.json").read_text())), shape_of(shape)
+    assert [getattr(saved, name) for name in NUMBERS] == [getattr(planned, name) for name in NUMBERS]
+
+
 def test_a_new_run_without_a_step_left_is_refused(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
     checkpoint, console = tmp_path / "checkpoint-8", Console(file=StringIO())
     checkpoint.mkdir()
-    (checkpoint / "rng_state.pth").touch()
+    (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": 8}))
     seal(checkpoint)
     settings = resolve(composed(f"train.resume_from_checkpoint={checkpoint}", "train.max_steps=8"), None)
     (other := tmp_path / "other").mkdir()
