@@ -25,9 +25,9 @@ from transformers import (
 )
 
 from benchmarks.train import ROOT, draw, measured, trained
-from grpo.builtin.build import arithmetic_tokenizer, padded
 from grpo.builtin.tasks.splits import of_split
 from grpo.builtin.tasks.sums import draw_summands
+from grpo.extras.builtin_policies.build import arithmetic_tokenizer, padded
 
 FOLDER = ROOT / "outputs" / "benchmarks" / "hybrid"
 SOLVED = 48

@@ -17,11 +17,11 @@ from transformers import LlavaProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from trl import prepare_multimodal_messages
 
-from grpo.builtin.build import vision_processor
 from grpo.builtin.tasks.calculator import calculator
 from grpo.builtin.tasks.shapes import rows
 from grpo.data.images import prompt_lengths
 from grpo.data.task import load_task, reward_columns
+from grpo.extras.builtin_policies.build import vision_processor
 from grpo.utils.errors import ConfigError
 from grpo.view.images import View, engine_options, images_in
 

@@ -10,9 +10,9 @@ from omegaconf import DictConfig
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PaliGemmaProcessor
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from grpo.builtin.build import vision_model, vision_processor
 from grpo.data.images import is_unused
 from grpo.data.task import load_task
+from grpo.extras.builtin_policies.build import vision_model, vision_processor
 from grpo.model import policy
 from grpo.model.vision import detach_frozen_tower, freeze, parts
 from grpo.testing import vision_policies

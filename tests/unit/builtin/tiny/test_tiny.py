@@ -7,9 +7,9 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grpo.builtin.tiny
-from grpo.builtin.build import MISTAKES, arithmetic_tokenizer, language_model, solution
 from grpo.builtin.tasks.arithmetic import Problem, calculate, problems
 from grpo.config.schema import ROOT
+from grpo.extras.builtin_policies.build import MISTAKES, arithmetic_tokenizer, language_model, solution
 from rewards.correctness import correctness
 
 SHIPPED = Path(grpo.builtin.tiny.__file__).parent

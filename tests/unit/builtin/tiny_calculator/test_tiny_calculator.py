@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.chat_template_utils import is_chat_template_prefix_preserving, parse_response, supports_tool_calling
 
-from grpo.builtin.build import MARKERS, calculator_tokenizer, call, conversation, guess
 from grpo.builtin.tasks.calculator import problems
 from grpo.config.schema import ROOT
+from grpo.extras.builtin_policies.build import MARKERS, calculator_tokenizer, call, conversation, guess
 
 FOLDER = ROOT / "grpo" / "builtin" / "tiny_calculator"
 SOME = list(islice(problems("test", seed=5), 64))

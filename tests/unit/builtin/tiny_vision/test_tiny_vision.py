@@ -8,8 +8,8 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import grpo.builtin.tiny_vision
-from grpo.builtin.build import NOISE, look, vision_model, vision_processor
 from grpo.builtin.tasks.shapes import COLOURS, KINDS, Problem, picture, problems
+from grpo.extras.builtin_policies.build import NOISE, look, vision_model, vision_processor
 from grpo.generation.transformers.completer import Completer
 
 SHIPPED = Path(grpo.builtin.tiny_vision.__file__).parent

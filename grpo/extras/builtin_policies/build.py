@@ -1,4 +1,4 @@
-"""Build a built-in policy: `python -m grpo.builtin.build tiny`, in half an hour on two cores; the others are quicker.
+"""Build a built-in policy, in up to half an hour on two cores: `python -m grpo.extras.builtin_policies.build tiny`.
 
 Each policy learns the problems of its task from a noisy teacher, so that reinforcement learning can improve it:
 
@@ -36,8 +36,10 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+import grpo.builtin
 from grpo.builtin.tasks import arithmetic, calculator, shapes
 
+ROOT = Path(grpo.builtin.__file__).parent
 POLICIES = {"tiny": (3000, 256), "tiny_calculator": (2200, 64), "tiny_vision": (2000, 64)}
 """Optimizer steps, and problems per step."""
 NOISE = {"tiny": 0.6, "tiny_calculator": 0.7, "tiny_vision": 0.7}
@@ -320,7 +322,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, help="default: likewise")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    output, steps = args.output or Path(__file__).parent / args.name, args.steps or POLICIES[args.name][0]
+    output, steps = args.output or ROOT / args.name, args.steps or POLICIES[args.name][0]
     size = args.batch_size or POLICIES[args.name][1]
     if args.name == "tiny_vision":
         processor = vision_processor()
