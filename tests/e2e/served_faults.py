@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from grpo.generation.vllm import engine
+from grpo.generation.vllm import running_server
 from grpo.generation.vllm.policy_weights import adapter_file
 from grpo.options import Engine
 from grpo.utils.errors import GenerationError
@@ -41,18 +41,18 @@ class Served:
         self.engine.checked = False
 
     def changed(self, change: Callable[[Weights], Weights]) -> Any:
-        return replaced(engine, "adapter_file", lambda model, weights: adapter_file(model, change(weights)))
+        return replaced(running_server, "adapter_file", lambda model, weights: adapter_file(model, change(weights)))
 
     def base(self) -> Any:
         """Requests are for the base model."""
-        send, client = self.engine._send_adapter, self.engine.vllm_client
+        send, client = self.engine.vllm.load_adapter, self.engine.vllm_client
         name = client.model.rpartition("policy-")[0] or self.made.model.config._name_or_path
 
-        def send_for_nothing() -> None:
-            send()
+        def send_for_nothing(*adapter: Any) -> None:
+            send(*adapter)
             client.model = name
 
-        return replaced(self.engine, "_send_adapter", send_for_nothing)
+        return replaced(self.engine.vllm, "load_adapter", send_for_nothing)
 
     def unload(self) -> None:
         """Leave the server without an adapter, as after a restart."""

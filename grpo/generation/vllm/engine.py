@@ -5,11 +5,9 @@ import copy
 import logging
 import os
 import time
-import uuid
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,24 +23,13 @@ from grpo.config.transport import LOOPBACK, engine_rank, why_not
 from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import most_kept, with_kept, with_masks
 from grpo.generation.vllm import colocated, server
-from grpo.generation.vllm.checked_transfer import (
-    NOT_APPLIED,
-    CheckedAdapter,
-    CheckedTransfer,
-    differing_on_server,
-    lost,
-)
+from grpo.generation.vllm.checked_transfer import CheckedTransfer, lost
+from grpo.generation.vllm.colocated import Colocated
 from grpo.generation.vllm.drafts import OPTIONS, Drafts, exact_on_cpu
-from grpo.generation.vllm.held_weights import HeldWeights, Part, adapters_of, applied
-from grpo.generation.vllm.policy_weights import (
-    adapter_file,
-    adapter_weights,
-    is_sharded,
-    policy_weights,
-    trains_tied_weight,
-)
-from grpo.generation.vllm.server_requests import ServerRequests, explained
-from grpo.generation.vllm.watched_session import WatchedSession, aborted_where_gone
+from grpo.generation.vllm.policy_weights import adapter_weights, is_sharded, policy_weights, trains_tied_weight
+from grpo.generation.vllm.running_server import RunningServer
+from grpo.generation.vllm.server_requests import explained
+from grpo.generation.vllm.watched_session import WatchedSession
 from grpo.options import VLLM
 from grpo.utils.errors import GenerationError
 from grpo.utils.patching import patched
@@ -114,9 +101,8 @@ class PolicyEngine(VLLMGeneration, Backend):
             )
         self._seed, self._drafted = seed, drafts is not None
         self._shares, self._transfer, self.checked, self._staleness = shares, CheckedTransfer(), True, staleness
-        self._says_weights = False  # a server of those that it holds
-        self._held: Callable[..., Iterable[Part]]
-        self._run, self._version = uuid.uuid4().hex[:8], 0  # a server may still have the adapters of another run
+        self._says_weights = True
+        self.vllm: Colocated | RunningServer
         super().__init__(model, *args, **options | {"logprobs": self._most_kept})
 
     @property
@@ -175,11 +161,7 @@ class PolicyEngine(VLLMGeneration, Backend):
             if self.llm.llm_engine.model_config.has_inner_state:
                 raise ValueError("engine.drafts=ngram: layers of this model keep a state; leave it out")
             self.drafts = Drafts(self.llm)
-        if self.sends_adapter:
-            divided = self.tensor_parallel_size > 1
-            self._checked_adapter = CheckedAdapter(self.model, self._runner.model, self._shares, divided)
-        else:
-            self._held = HeldWeights(self._runner.model)
+        self.vllm = Colocated(self.llm, self.model, self.sends_adapter, self._shares, self.tensor_parallel_size > 1)
 
     def _colocated_options(self, on_cpu: bool) -> dict[str, Any]:
         """Return the options of a colocated engine beside TRL's."""
@@ -206,18 +188,10 @@ class PolicyEngine(VLLMGeneration, Backend):
         connect = "trl.generation.vllm_client:VLLMClient.init_communicator"
         with patched("requests:Session", watched), patched(connect, by_nccl):
             super()._init_vllm()
-        if self.accelerator.is_main_process:
-            self._server_started = server.started_at(self.vllm_client.base_url)
-            self._requests = ServerRequests(self.vllm_client)
-            self.vllm_client.generate = self._requests.generate
-        self._held = self._held_by_server
-        can = [self.accelerator.is_main_process and server.can_be_asked(self.vllm_client.base_url)]
-        self._says_weights = any(gather_object(can))
-
-    @property
-    def _runner(self) -> Any:
-        """The `GPUModelRunner` of a colocated engine."""
-        return self.llm.llm_engine.model_executor.driver_worker.model_runner
+        client = self.vllm_client if self.accelerator.is_main_process else None
+        sees_images = hasattr(self.processing_class, "image_processor")
+        self.vllm = RunningServer(client, self.sends_adapter, sees_images, self._staleness)
+        self._says_weights = any(gather_object([self.vllm.says_weights]))
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and weights in the same form as TRL."""
@@ -236,29 +210,15 @@ class PolicyEngine(VLLMGeneration, Backend):
             GenerationError: on some process a weight differs.
         """
         self.checked = True
-        asks = self.mode == "colocate" or self.accelerator.is_main_process
-        if self.mode == "server" and not self._says_weights:
+        if not self._says_weights:
             wrong = []
-        elif not self.sends_adapter:
-            wrong = self._transfer.differing(self._held if asks else None, self._weights)
-        elif self.mode == "colocate":
-            wrong = self._checked_adapter.differing(adapters_of(self._runner), self._version, self._adapter())
+        elif self.sends_adapter:
+            wrong = self.vllm.differing_adapter(self.model, self._adapter())
         else:
-            weights = self._adapter()
-            shapes = {name: list(weight.shape) for name, weight in weights.items()}
-            wrong = differing_on_server(self.model, weights, self._ask("held_adapter", shapes=shapes))
+            asks = self.mode == "colocate" or self.accelerator.is_main_process
+            wrong = self._transfer.differing(self.vllm.held if asks else None, self._weights)
         if everyones := gather_object(wrong):
             raise GenerationError(lost(everyones))
-
-    def _ask(self, method: str, **request: Any) -> list[Any]:
-        """Return the answers of a server's workers; nothing on processes that do not ask."""
-        return server.ask_workers(self.vllm_client, method, **request) if self.accelerator.is_main_process else []
-
-    def _held_by_server(self, **request: Any) -> Iterator[Part]:
-        """Yield the parts of weights that a server holds, as `HeldWeights` returns them."""
-        for part in chain(*self._ask("held_weights", **request)):
-            place = {"shape": torch.Size(part["shape"]), "stride": tuple(part["stride"])}
-            yield Part(**part | place | {"dtype": getattr(torch, part["dtype"])})
 
     def _adapter(self) -> dict[str, torch.Tensor]:
         """Return the weights of the policy's adapter, on the CPU."""
@@ -272,58 +232,13 @@ class PolicyEngine(VLLMGeneration, Backend):
         """
         with explained(self, "took the policy's weights"):
             if self.sends_adapter:
-                self._send_adapter()
-            elif self.mode == "colocate":
-                super().sync_weights()
-                self.llm.llm_engine.reset_encoder_cache()  # of images, as the tower's weights saw them before
+                self.vllm.load_adapter(self.model, self._adapter())
             else:
-                self._send_to_server()
+                if self._dist.is_fsdp:  # changes precisions when training begins, after an evaluation
+                    self._weight_metadata = None
+                with self.vllm.receiving():
+                    super().sync_weights()
             self.check_transfer()
-
-    def _send_to_server(self) -> None:
-        self._check_server()
-        if self._dist.is_fsdp:
-            self._weight_metadata = None  # FSDP changes precisions when training begins, after an evaluation
-        if self.accelerator.device.type == "cuda":
-            torch.cuda.synchronize()  # weights are read on streams that do not wait for the optimizer's
-        with ExitStack() as within:
-            if self.accelerator.is_main_process:
-                within.enter_context(self._requests.paused())
-                within.enter_context(aborted_where_gone(self.vllm_client))
-            super().sync_weights()
-        if self.accelerator.is_main_process and hasattr(self.processing_class, "image_processor"):
-            session, url = self.vllm_client.session, self.vllm_client.base_url
-            session.post(f"{url}/reset_encoder_cache").raise_for_status()
-
-    def _send_adapter(self) -> None:
-        """Load the adapter into vLLM under a new name, and remove the adapter that no request uses any more.
-
-        Under the same name vLLM would reuse prefixes that it computed with the old adapter. Requests in flight end with
-        the adapter that they began with.
-        """
-        weights = self._adapter()
-        old, self._version = self._version, self._version + 1
-        if self.mode == "colocate":
-            from vllm.lora.request import LoRARequest
-
-            with adapter_file(self.model, weights) as folder:
-                request = LoRARequest(f"policy-{self._version}", self._version, str(folder))
-                if not self.llm.llm_engine.add_lora(request):
-                    raise GenerationError("vLLM did not take the adapter: use engine.lora=merged")
-            if old:
-                self.llm.llm_engine.remove_lora(old)
-            self.llm.generate = partial(type(self.llm).generate, self.llm, lora_request=request)
-        elif self.accelerator.is_main_process:
-            post, url = self.vllm_client.session.post, f"{self.vllm_client.base_url}/v1"
-            unused, name = self._version - 1 - self._staleness, f"policy-{self._run}-{self._version}"
-            with adapter_file(self.model, weights) as folder:
-                answer = post(f"{url}/load_lora_adapter", json={"lora_name": name, "lora_path": str(folder)})
-            if answer.status_code != 200:
-                reason = " ".join(answer.text.split())[:300]
-                raise GenerationError(f"the vLLM server did not take the adapter: {reason}")
-            self.vllm_client.model = name
-            if unused > 0:  # gone already after a restart
-                post(f"{url}/unload_lora_adapter", json={"lora_name": f"policy-{self._run}-{unused}"})
 
     def generate(self, prompts: list[list[int]], images: list | None, *args: Any, **options: Any) -> tuple:
         """Complete prompts like TRL, except for images, whose tokens TRL 1.16 makes vLLM expand twice (trl#6294).
@@ -340,8 +255,7 @@ class PolicyEngine(VLLMGeneration, Backend):
             began = time.perf_counter()
             result = super().generate(inputs, shown, *args, **options)
             seconds = time.perf_counter() - began
-            self._check_server()
-            self._check_applied()
+            self.vllm.check_used()
         seen, completions = result[:2]
         if inputs != prompts and list(map(list, seen)) != prompts:
             raise GenerationError("vLLM shows this model's images with other tokens: use generation=transformers")
@@ -375,7 +289,8 @@ class PolicyEngine(VLLMGeneration, Backend):
         return engine
 
     def abort(self, name: str) -> None:
-        self._requests.abort(name)
+        assert isinstance(self.vllm, RunningServer)  # only requests to a server are in flight
+        self.vllm.requests.abort(name)
 
     def give_images(self, prompts: list[list[int]], unexpanded: list[list[int]]) -> None:
         """Keep prompts in vLLM's form with images: one token per image, which vLLM expands itself."""
@@ -403,7 +318,7 @@ class PolicyEngine(VLLMGeneration, Backend):
             self.__dict__.update(before)
 
     def changed_weights(self) -> list[str]:
-        return self._checked_adapter.frozen.changed() if self._shares else []
+        return self.vllm.changed_weights() if isinstance(self.vllm, Colocated) else []
 
     def asleep(self) -> int:
         if not (self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping):
@@ -411,27 +326,3 @@ class PolicyEngine(VLLMGeneration, Backend):
         from vllm.device_allocator.cumem import CuMemAllocator
 
         return CuMemAllocator.get_instance().get_current_usage()
-
-    def _check_server(self) -> None:
-        """Check that the server is still the process that received the policy's weights.
-
-        With adapters the check is unnecessary: another process would not know the adapter's name.
-        """
-        if self.mode == "server" and not self.sends_adapter and self.accelerator.is_main_process:
-            url = self.vllm_client.base_url
-            if server.started_at(url) != self._server_started:
-                raise GenerationError(
-                    f"the vLLM server at {url} was started again in the middle of the run and has its first weights: "
-                    "continue from the checkpoint"
-                )
-
-    def _check_applied(self) -> None:
-        """Check that vLLM used the adapter for the completions, if it gets the adapter alone."""
-        if self.sends_adapter and self.mode == "colocate":
-            by_engine = [applied(adapters_of(self._runner)) == [self._version]]
-        elif self.sends_adapter and self._says_weights:
-            by_engine = [bool(numbers) and 0 not in numbers for numbers in self._ask("applied_adapters")]
-        else:
-            return
-        if not all(by_engine):
-            raise GenerationError(NOT_APPLIED)

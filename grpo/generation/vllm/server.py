@@ -1,7 +1,6 @@
 """Checks vLLM, and the server of `generation=vllm_server`, before the policy loads, with one-line errors."""
 
 import errno
-import json
 import logging
 import socket
 import time
@@ -210,20 +209,6 @@ def can_be_asked(url: str) -> bool:
         f"alone, which may take hundreds of steps: start it with {LAUNCHER}"
     )
     return False
-
-
-def ask_workers(client: Any, method: str, **request: Any) -> list[Any]:
-    """Query all workers of a server, and return an answer per worker.
-
-    Args:
-        client: TRL's `VLLMClient`.
-        method: name of a method of `TellsWeights`.
-        request: its argument.
-    """
-    body = {"method": method, "args": [json.dumps(request)]}
-    answer = client.session.post(f"{client.base_url}/collective_rpc", json=body)
-    answer.raise_for_status()
-    return answer.json()["results"]
 
 
 def check_run(settings: "Resolved") -> None:

@@ -11,7 +11,7 @@ from grpo.utils.patching import replaced
 
 def free_caches(engine: PolicyEngine) -> None:
     """Free the cache of an engine that is not needed any more."""
-    runner = engine._runner
+    runner = engine.vllm.runner
     runner.kv_caches.clear()
     for layer in runner.compilation_config.static_forward_context.values():
         layer.kv_cache = None

@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from grpo.generation.vllm.held_weights import TellsWeights
 from grpo.generation.vllm.policy_weights import adapter_file
+from grpo.generation.vllm.running_server import RunningServer
 from grpo.generation.vllm.shared_weights import fingerprint
 from grpo.options import Engine
 from grpo.utils.errors import GenerationError
@@ -42,13 +43,14 @@ class Steps:
     def ask_worker(self) -> None:
         """Ask the engine as a server's, whose weights can only arrive from GPU to GPU."""
         worker = TellsWeights()
-        worker.model_runner = self.engine._runner
+        worker.model_runner = self.engine.vllm.runner
 
         def ask(method: str, **request: Any) -> list:
             return json.loads(json.dumps([getattr(worker, method)(json.dumps(request))]))
 
-        self.engine._ask = ask
-        self.engine._held = self.engine._held_by_server
+        answering = RunningServer(None, sends_adapter=False)
+        answering.ask = ask
+        self.engine.vllm.held = answering.held
 
     def update(self) -> None:
         for weight in self.trained:
@@ -94,7 +96,7 @@ def skipped(steps: Steps, patch: pytest.MonkeyPatch) -> None:
 def of_the_step_before(steps: Steps, patch: pytest.MonkeyPatch) -> None:
     if steps.engine.sends_adapter:
         before = steps.engine._adapter()
-        patch.setattr("grpo.generation.vllm.engine.adapter_file", lambda model, weights: adapter_file(model, before))
+        patch.setattr("grpo.generation.vllm.colocated.adapter_file", lambda model, weights: adapter_file(model, before))
     else:
         pairs = [(name, weight.clone()) for name, weight in steps.engine._weights()]
         patch.setattr(steps.engine, "_iter_named_params", lambda: iter(pairs))
@@ -103,7 +105,7 @@ def of_the_step_before(steps: Steps, patch: pytest.MonkeyPatch) -> None:
 def changed_adapter(change: Callable[[dict], dict]) -> Callable[[Steps, pytest.MonkeyPatch], None]:
     def fault(steps: Steps, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(
-            "grpo.generation.vllm.engine.adapter_file",
+            "grpo.generation.vllm.colocated.adapter_file",
             lambda model, weights: adapter_file(model, change(weights)),
         )
 
@@ -112,13 +114,13 @@ def changed_adapter(change: Callable[[dict], dict]) -> Callable[[Steps, pytest.M
 
 def not_applied(steps: Steps, patch: pytest.MonkeyPatch) -> None:
     """The requests are for the base model."""
-    llm, send = steps.engine.llm, steps.engine._send_adapter
+    llm, send = steps.engine.llm, steps.engine.vllm.load_adapter
 
-    def sent_for_nothing() -> None:
-        send()
+    def sent_for_nothing(*adapter: Any) -> None:
+        send(*adapter)
         llm.generate = lambda *args, **options: type(llm).generate(llm, *args, **options)
 
-    patch.setattr(steps.engine, "_send_adapter", sent_for_nothing)
+    patch.setattr(steps.engine.vllm, "load_adapter", sent_for_nothing)
 
 
 def scaled(factor: float) -> Callable[[Steps, pytest.MonkeyPatch], None]:
@@ -143,8 +145,9 @@ def scaled(factor: float) -> Callable[[Steps, pytest.MonkeyPatch], None]:
 def merged_too(steps: Steps, patch: pytest.MonkeyPatch) -> None:
     """The adapter is merged into the weights below it, and applied."""
     if steps.engine.sends_adapter:
-        send = steps.engine._send_adapter
-        patch.setattr(steps.engine, "_send_adapter", lambda: (steps.made.model.merge_adapter(), send()))
+        send = steps.engine.vllm.load_adapter
+        merge = steps.made.model.merge_adapter
+        patch.setattr(steps.engine.vllm, "load_adapter", lambda *adapter: (merge(), send(*adapter)))
         return
     send = steps.engine._iter_named_params
 
@@ -169,7 +172,7 @@ def swapped(name: str) -> str:
 def first_ones(steps: Steps, patch: pytest.MonkeyPatch) -> None:
     """As an engine has them that was started again: those of its folder, or no adapter."""
     if steps.engine.sends_adapter:
-        steps.engine.llm.llm_engine.remove_lora(steps.engine._version)
+        steps.engine.llm.llm_engine.remove_lora(steps.engine.vllm.version)
         patch.setattr(steps.engine, "sync_weights", lambda: None)
     else:
         model = type(
@@ -217,7 +220,7 @@ def ends(steps: Steps, fault: str, monkeypatch: pytest.MonkeyPatch) -> str:
             steps.generate()
     if fault == "merged and applied" and steps.way == "shared":
         steps.made.model.unmerge_adapter()
-        steps.engine._checked_adapter.frozen.before = fingerprint(steps.engine._checked_adapter.frozen.weights)
+        steps.engine.vllm.checked_adapter.frozen.before = fingerprint(steps.engine.vllm.checked_adapter.frozen.weights)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -245,7 +248,7 @@ def test_transfers_that_arrive_raise_no_alarm(steps: Steps) -> None:
 
 def test_a_check_changes_no_bit_and_no_completion(steps: Steps) -> None:
     steps()
-    model = steps.engine._runner.model
+    model = steps.engine.vllm.runner.model
     before, said = (
         {name: weight.clone() for name, weight in model.named_parameters()},
         steps.engine.complete([[5, 6, 7]]),

@@ -3,7 +3,7 @@ import threading
 import weakref
 from contextlib import nullcontext
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from grpo.generation.transformers.completer import Completer
 from grpo.generation.vllm import watched_session
 from grpo.generation.vllm.engine import PolicyEngine
 from grpo.generation.vllm.policy_weights import merged_weights, trains_tied_weight
-from grpo.generation.vllm.server_requests import ServerRequests
+from grpo.generation.vllm.running_server import RunningServer
 from grpo.options import Engine
 from grpo.rundir.resume import newest_checkpoint
 from grpo.trainer import ExactGRPOTrainer
@@ -126,12 +126,19 @@ class WithoutVLLM(PolicyEngine):
         self.result, self.mode, self.checked, self.logprobs = result, mode, True, 0
         self.accelerator = SimpleNamespace(is_main_process=True, device=torch.device("cpu"))
         self._dist = SimpleNamespace(is_fsdp=False)
-        self.vllm_client = SimpleNamespace(base_url="http://127.0.0.1:9")
-        self._requests = SimpleNamespace(paused=nullcontext)
+        self.vllm_client = SimpleNamespace(base_url="http://127.0.0.1:9", generate=None)
+        self.vllm = SimpleNamespace(check_used=lambda: None, receiving=nullcontext)
         self.processing_class = None
 
     def check_transfer(self) -> None:
         pass
+
+    def connect(self, monkeypatch: pytest.MonkeyPatch, *started: str, **options: Any) -> None:
+        """Connect to a server whose process was started at these times, the last one for good."""
+        times = chain(started, repeat(started[-1] if started else "now"))
+        monkeypatch.setattr("grpo.generation.vllm.server.started_at", lambda url: next(times))
+        monkeypatch.setattr("grpo.generation.vllm.server.can_be_asked", lambda url: False)
+        self.vllm = RunningServer(self.vllm_client, sends_adapter=False, **options)
 
 
 def given(self: WithoutVLLM, *args: Any, **options: Any) -> Any:
@@ -157,8 +164,7 @@ class Communicator:
 def test_a_transfer_that_the_server_does_not_take_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = WithoutVLLM(None, mode="server")
     engine.vllm_client.communicator = Communicator()
-    engine._server_started = "now"
-    monkeypatch.setattr("grpo.generation.vllm.server.started_at", lambda url: "now")
+    engine.connect(monkeypatch)
     monkeypatch.setattr(watched_session, "TRANSFER_SECONDS", 0)
 
     def blocked(self: WithoutVLLM) -> None:
@@ -173,7 +179,7 @@ def test_a_transfer_that_the_server_does_not_take_is_aborted(monkeypatch: pytest
 def test_a_transfer_that_ends_in_time_keeps_its_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = WithoutVLLM(None, mode="server")
     engine.vllm_client.communicator = Communicator()
-    engine._server_started = "now"
+    engine.connect(monkeypatch)
     asked, answered = threading.Event(), threading.Event()
 
     def no_answer(url: str) -> bool:
@@ -181,7 +187,6 @@ def test_a_transfer_that_ends_in_time_keeps_its_communicator(monkeypatch: pytest
         answered.wait(10)
         return False
 
-    monkeypatch.setattr("grpo.generation.vllm.server.started_at", lambda url: "now")
     monkeypatch.setattr(watched_session, "answers", no_answer)
     monkeypatch.setattr(watched_session, "PAUSE", 0.01)
     monkeypatch.setattr(watched_session, "FAILURES", 1)
@@ -202,13 +207,11 @@ def test_a_server_pauses_while_it_gets_weights(monkeypatch: pytest.MonkeyPatch) 
         engine.sync_weights()
         return "completions"
 
-    engine._server_started = "now"
     engine.vllm_client.session = SimpleNamespace(post=post)
     engine.vllm_client.generate = generate
-    engine._requests = ServerRequests(engine.vllm_client)
-    monkeypatch.setattr("grpo.generation.vllm.server.started_at", lambda url: "now")
+    engine.connect(monkeypatch)
     monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: done.append("sent"))
-    assert engine._requests.generate(prompts=[[1]], generation_kwargs={"request_id": "a"}) == "completions"
+    assert engine.vllm_client.generate(prompts=[[1]], generation_kwargs={"request_id": "a"}) == "completions"
     recomputed = "reset_prefix_cache?reset_running_requests=true"
     assert done == ["pause?mode=keep", "sent", recomputed, "resume"]
     done.clear()
@@ -223,9 +226,8 @@ def test_a_server_forgets_image_features_after_new_weights(monkeypatch: pytest.M
         done.append(url.rpartition("/")[2])
         return SimpleNamespace(raise_for_status=lambda: None)
 
-    engine.processing_class, engine._server_started = SimpleNamespace(image_processor=None), "now"
     engine.vllm_client.session = SimpleNamespace(post=post)
-    monkeypatch.setattr("grpo.generation.vllm.server.started_at", lambda url: "now")
+    engine.connect(monkeypatch, sees_images=True)
     monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: done.append("sent"))
     engine.sync_weights()
     assert done == ["sent", "reset_encoder_cache"]
@@ -318,9 +320,7 @@ def test_a_server_restarted_during_a_run_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = WithoutVLLM(([[1]], [[5]], [], None), mode="server")
-    times = iter(["process_start_time_seconds 1", "process_start_time_seconds 2"])
-    monkeypatch.setattr("grpo.generation.vllm.server.started_at", lambda url: next(times))
-    engine._server_started = "process_start_time_seconds 1"
+    engine.connect(monkeypatch, "process_start_time_seconds 1", "process_start_time_seconds 1", "…seconds 2")
     engine.generate([[1]], None, 1)
     with pytest.raises(GenerationError, match="was started again in the middle of the run"):
         engine.generate([[1]], None, 1)
