@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from grpo.config.batch import SLICES, completions, node_range
 from grpo.config.messages import REMOVED
 from grpo.config.nodes import why_fixed
-from grpo.config.schema import Launch, Task
+from grpo.config.schema import Launch
+from grpo.config.task_schema import Task
 from grpo.rundir.files import RESOLVED_CONFIG, read
 from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
