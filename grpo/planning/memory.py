@@ -85,7 +85,8 @@ def rollout(shape: Shape, workload: Workload) -> Components:
     if shape.latent:  # keys and values of all tokens, computed again from their latents
         copied = workload.sequences * workload.sequence * shape.latent.read * workload.compute_bytes
     cache = growing + (kv_cache(shape, read) if shared else 0.0)
-    if workload.device == "cuda" and shape.recurrent:  # a recorded step is compared with Python's, from equal states
+    records = workload.device == "cuda" and workload.sharding.weight_shards == 1
+    if records and shape.recurrent:  # a recorded step is compared with Python's, from equal states
         cache += workload.sequences * shape.recurrent.cache(workload.compute_bytes)
     last = {"kv cache": cache, "activations": copied, "logits": logits}
     larger = reading if sum(reading.values()) > sum(last.values()) else last

@@ -4,7 +4,7 @@ Python takes five times as long to start the kernels of a token one by one as a 
 they start together: a step reads and writes the same memory each time, chooses the tokens, and notes which completions
 have ended, so that the host waits for no token. It reads two steps later which have ended.
 
-When the cache is full, when half of the completions have ended, and when prompts join, the memory is placed anew and
+When the cache is full, when few of the completions go on, and when prompts join, the memory is placed anew and
 the step recorded anew; the recorded step has to reproduce the logits of one by Python. At the end all of this memory is
 free for the update. Without a GPU the same steps are not recorded.
 """
@@ -29,8 +29,10 @@ from grpo.generation.transformers.turns import Turns
 from grpo.utils.attention import policy_of, relative_rounding
 from grpo.utils.oom import tried
 
-ROOM = 128
+ROOM = 512
 """Tokens of a completion that the cache has room for at first; each time it is full, it has room for twice as many."""
+FEW = 0.25
+"""Fraction of unfinished rows from which the others are dropped; a recording takes as long as ten repeated steps."""
 LATE = 2
 """Steps after which the host reads which completions have ended."""
 BY_TOKENS_BEFORE = {
@@ -247,7 +249,7 @@ class StaticBatch:
         later = deque[tuple[torch.Tensor, torch.cuda.Event | None]]()
         while len(self) > most:
             longest = self.step - min(row.begun for row in self.rows if row.going)
-            if longest >= self._cache.room or len(self) * 2 <= len(self.rows):
+            if longest >= self._cache.room or len(self) <= FEW * len(self.rows):
                 later.clear()
                 self._drop_ended(self._cache.room * (2 if longest >= self._cache.room else 1))
                 continue
