@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 from hydra.errors import HydraException
@@ -70,8 +71,7 @@ def replay(run: Path, step: int | None, overrides: list[str], as_json: bool) -> 
     console = Console(stderr=True, markup=False)
     with quick_imports(), Waiting(console, "loading libraries"):
         from grpo.extras.replay.report import repeated, show, verdict
-    with Waiting(console, f"computing {f'step {step}' if step else 'the last step'} again"):
-        result = repeated(run, step, overrides)
+    result = repeated(run, step, overrides, partial(Waiting, console))
     if as_json:
         print(json.dumps(result, indent=2))
     else:

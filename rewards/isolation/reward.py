@@ -213,7 +213,8 @@ class Reward:
             self.fault = fault.message
             if self.errors[fault.kind] == 1:
                 self._keep(fault, failed_on, {key: values[row] for key, values in columns.items()})
-        where = f"; the completion is in {os.path.relpath(self.errors_file)}" if self.errors_file else ""
+        file = self.errors_file and min(os.path.relpath(self.errors_file), os.path.abspath(self.errors_file), key=len)
+        where = f"; the completion is in {file}" if file else ""
         if faults and self.on_error == "raise":
             raise RewardError(f"reward.{self.name}: {next(iter(faults.values())).message}{where}")
         self._hopeless = self._hopeless + 1 if len(self.faulted) == count else 0

@@ -10,9 +10,9 @@ from grpo.utils.spoken import spoken
 from rewards.text import printable
 
 COLUMNS = ("size", "fraction", "95 %", "groups", "effective", "s/step", "per s")
+"""Headings of the table of group sizes."""
 NEAR = 3.2
 """Factor within which suggested rates were of the best ones of sweeps: benchmarks/preflight.json."""
-"""Headings of the table of group sizes."""
 OFTEN = 0.1
 """Fraction of truncated completions above which they speak against a run, as in the page of a run."""
 SHORT = 60
@@ -141,7 +141,8 @@ def of_relations(report: dict[str, Any]) -> list[tuple[str, str]]:
         prompt = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
         shown = " ".join(prompt.split())
         shown = shown if len(shown) <= SHORT else f"{shown[: SHORT - 1]}…"
-        lines.append(("disagree", f"{disagreement['apart']:.2f} problem {disagreement['problem']}: {shown}"))
+        degree = f"rewards differ by {disagreement['apart']:.2f} of their range"
+        lines.append(("disagree", f"{degree} on problem {disagreement['problem']}: {shown}"))
     return lines
 
 

@@ -1,7 +1,8 @@
 """The result of a replay, as data and as text."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,18 @@ OURS = (
 """Keys that a replay changes itself."""
 
 
-def repeated(run: Path, step: int | None = None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def repeated(
+    run: Path,
+    step: int | None = None,
+    overrides: Sequence[str] = (),
+    waiting: Callable[[str], AbstractContextManager] = nullcontext,
+) -> dict[str, Any]:
     """Compute a step of a run again and return what differs, see `result_of`.
 
     Args:
         step: None for the last.
         overrides: options of the run's rewards.
+        waiting: returns a context that says while it computes what takes so long.
 
     Raises:
         ConfigError: the run has not kept what this needs, or is running.
@@ -45,7 +52,8 @@ def repeated(run: Path, step: int | None = None, overrides: Sequence[str] = ()) 
     step = step if step is not None else stored.steps[-1]
     start, again = stored.start_of(step), run.resolve() / FOLDER / "again"
     shutil.rmtree(again, ignore_errors=True)
-    compute_again(stored, start, step, again, overrides)
+    with waiting(f"computing {f'step {step}' if step == start + 1 else f'steps {start + 1} to {step}'} again"):
+        compute_again(stored, start, step, again, overrides)
     result = result_of(stored, again, start, step)
     shutil.rmtree(again)  # which a failure leaves, with its log
     return result

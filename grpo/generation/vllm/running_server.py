@@ -34,7 +34,7 @@ class RunningServer:
         self._sees_images, self._staleness = sees_images, staleness
         self._run, self._version = uuid.uuid4().hex[:8], 0  # the server may still have the adapters of another run
         self.says_weights = False
-        """Whether it can be asked for its weights."""
+        """Whether the server can be asked for its weights."""
         if client:
             self._started = server.started_at(client.base_url)
             self.requests = ServerRequests(client)
