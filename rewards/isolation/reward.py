@@ -213,14 +213,19 @@ class Reward:
             self.fault = fault.message
             if self.errors[fault.kind] == 1:
                 self._keep(fault, failed_on, {key: values[row] for key, values in columns.items()})
-        file = self.errors_file and min(os.path.relpath(self.errors_file), os.path.abspath(self.errors_file), key=len)
-        where = f"; the completion is in {file}" if file else ""
         if faults and self.on_error == "raise":
-            raise RewardError(f"reward.{self.name}: {next(iter(faults.values())).message}{where}")
+            raise RewardError(f"reward.{self.name}: {next(iter(faults.values())).message}{self._where()}")
         self._hopeless = self._hopeless + 1 if len(self.faulted) == count else 0
         if self._hopeless == HOPELESS:
             problem = f"failed on every completion of {HOPELESS} batches in a row"
-            raise RewardError(f"reward.{self.name}: {problem}: {next(iter(faults.values())).message}{where}")
+            raise RewardError(f"reward.{self.name}: {problem}: {next(iter(faults.values())).message}{self._where()}")
+
+    def _where(self) -> str:
+        """Return the end of a message that says where the completion is: relative only within the current folder."""
+        if not self.errors_file:
+            return ""
+        file = os.path.relpath(self.errors_file)
+        return f"; the completion is in {os.path.abspath(file) if file.startswith('..') else file}"
 
     def _keep(self, fault: Fault, failed_on: str, row: dict[str, Any]) -> None:
         """Log a fault with the completion and its columns, and write it to the errors file."""

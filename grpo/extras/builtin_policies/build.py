@@ -39,7 +39,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 import grpo.builtin
 from grpo.builtin.tasks import arithmetic, calculator, shapes
 
-ROOT = Path(grpo.builtin.__file__).parent
+FOLDER = Path(grpo.builtin.__file__).parent
 POLICIES = {"tiny": (3000, 256), "tiny_calculator": (2200, 64), "tiny_vision": (2000, 64)}
 """Optimizer steps, and problems per step."""
 NOISE = {"tiny": 0.6, "tiny_calculator": 0.7, "tiny_vision": 0.7}
@@ -322,7 +322,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, help="default: likewise")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    output, steps = args.output or ROOT / args.name, args.steps or POLICIES[args.name][0]
+    output, steps = args.output or FOLDER / args.name, args.steps or POLICIES[args.name][0]
     size = args.batch_size or POLICIES[args.name][1]
     if args.name == "tiny_vision":
         processor = vision_processor()

@@ -1,6 +1,6 @@
 """A vLLM in the training process: the weights that it gets and holds, and its settings.
 
-On a CPU it needs some of its own: a size of its cache, weights that can be replaced, faster LoRA layers.
+An engine on a CPU needs a size for its cache, weights that can be replaced, and faster LoRA layers.
 """
 
 import os

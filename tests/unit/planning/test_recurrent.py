@@ -13,9 +13,9 @@ from grpo.model.adapted import pattern_of, unfit
 from grpo.planning.activations import layer_kept
 from grpo.planning.duration import operations
 from grpo.planning.hub_config import shape_of
-from grpo.planning.memory import kv_cache, update
+from grpo.planning.memory import kv_cache, rollout, update
 from grpo.planning.persistent import trained
-from grpo.planning.workload import Adapter, Workload
+from grpo.planning.workload import Adapter, Sharding, Workload
 from grpo.trainer.adapter_inputs import keep_inputs_uncast
 from tests.unit.planning.test_memory import NUMBERS, WORKLOAD, kept_by_autograd, model
 
@@ -137,3 +137,14 @@ def test_the_update_takes_what_the_simulation_says(kind: str, method: str, check
     parts = update(shape_of(kinds), workload)
     simulated = simulate(kinds, method, checkpointing, rows=2, length=640)
     assert sum(parts.values()) - parts["context"] == pytest.approx(simulated, rel=0.05)
+
+
+@pytest.mark.parametrize("sharding", [Sharding(), Sharding("deepspeed", 2, 2)])
+def test_states_count_twice_where_a_step_is_recorded(sharding: Sharding) -> None:
+    """A GPU records it, unless the weights are divided."""
+    shape = shape_of(numbers(STATE, ATTENTION))
+    workload = replace(WORKLOAD, device="cuda", sequences=64, prompt=2, completion=64)
+    divided = replace(workload, sharding=Sharding("fsdp", 2, 2))
+    recorded, not_recorded = (rollout(shape, of)["kv cache"] for of in (replace(workload, sharding=sharding), divided))
+    assert not_recorded == kv_cache(shape, workload)
+    assert recorded - not_recorded == workload.sequences * shape.recurrent.cache(workload.compute_bytes)

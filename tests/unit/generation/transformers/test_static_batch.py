@@ -1,5 +1,6 @@
 """Completions whose steps are recorded, against `generate`; the driver's graphs are those of `tests.cuda_graph`."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -68,6 +69,19 @@ def test_steps_are_recorded_anew_when_their_memory_moves() -> None:
     model, rows = policy("llama"), prompts(5, 9)
     complete(model, rows, how=HOW | {"eos_token_id": None, "max_new_tokens": 60})
     assert Graph.recorded == 3, "room for 16, 32 and 60 tokens"
+
+
+def test_rows_are_dropped_when_few_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording takes as long as several steps, so that it has to be worth it."""
+    monkeypatch.setattr(static_batch, "ROOM", 64)
+    model, rows, sizes = policy("llama"), prompts(5, 23, 9, 12), list[int]()
+    model.register_forward_pre_hook(lambda module, args, given: sizes.append(len(given["input_ids"])), with_kwargs=True)
+    how = HOW | {"eos_token_id": [2, *range(50, 58)], "max_new_tokens": 40, "do_sample": True}
+    torch.manual_seed(0)
+    complete(model, rows, how=how)
+    of_steps = list(dict.fromkeys(sizes[sizes.index(len(rows)) :]))  # behind those of trials
+    assert len(of_steps) > 1
+    assert all(fewer <= before / 4 for before, fewer in pairwise(of_steps))
 
 
 @pytest.mark.parametrize(("limit", "top_k"), [(None, 0), (600, 0), (None, 2)])

@@ -23,7 +23,6 @@ from grpo.generation.transformers.completer import Completer
 from grpo.generation.vllm import watched_session
 from grpo.generation.vllm.engine import PolicyEngine
 from grpo.generation.vllm.policy_weights import merged_weights, trains_tied_weight
-from grpo.generation.vllm.running_server import RunningServer
 from grpo.options import Engine
 from grpo.rundir.resume import newest_checkpoint
 from grpo.trainer import ExactGRPOTrainer
@@ -125,7 +124,7 @@ class WithoutVLLM(PolicyEngine):
     def __init__(self, result: Any, mode: str = "colocate") -> None:
         self.result, self.mode, self.checked, self.logprobs = result, mode, True, 0
         self.accelerator = SimpleNamespace(is_main_process=True, device=torch.device("cpu"))
-        self._dist = SimpleNamespace(is_fsdp=False)
+        self._dist, self._staleness = SimpleNamespace(is_fsdp=False), 0
         self.vllm_client = SimpleNamespace(base_url="http://127.0.0.1:9", generate=None)
         self.vllm = SimpleNamespace(check_used=lambda: None, receiving=nullcontext)
         self.processing_class = None
@@ -133,12 +132,15 @@ class WithoutVLLM(PolicyEngine):
     def check_transfer(self) -> None:
         pass
 
-    def connect(self, monkeypatch: pytest.MonkeyPatch, *started: str, **options: Any) -> None:
+    def connect(self, monkeypatch: pytest.MonkeyPatch, *started: str) -> None:
         """Connect to a server whose process was started at these times, the last one for good."""
         times = chain(started, repeat(started[-1] if started else "now"))
         monkeypatch.setattr("grpo.generation.vllm.server.started_at", lambda url: next(times))
         monkeypatch.setattr("grpo.generation.vllm.server.can_be_asked", lambda url: False)
-        self.vllm = RunningServer(self.vllm_client, sends_adapter=False, **options)
+        monkeypatch.setattr(VLLMGeneration, "_init_vllm", lambda engine: None)
+        monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
+        self.server_base_url = self.vllm_client.base_url
+        self._connect()
 
 
 def given(self: WithoutVLLM, *args: Any, **options: Any) -> Any:
@@ -227,7 +229,8 @@ def test_a_server_forgets_image_features_after_new_weights(monkeypatch: pytest.M
         return SimpleNamespace(raise_for_status=lambda: None)
 
     engine.vllm_client.session = SimpleNamespace(post=post)
-    engine.connect(monkeypatch, sees_images=True)
+    engine.processing_class = SimpleNamespace(image_processor=None)
+    engine.connect(monkeypatch)
     monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: done.append("sent"))
     engine.sync_weights()
     assert done == ["sent", "reset_encoder_cache"]
