@@ -21,6 +21,7 @@ from grpo.extras.doctor.read import read
 from grpo.extras.trl_options.read import options_of
 from grpo.rundir.history import named_run
 from grpo.utils.errors import ConfigError
+from grpo.utils.terminal import plain_console
 
 PROGRAM = "grpo.doctor"
 STYLES = {"error": "bold red", "warning": "bold yellow", "info": "bold"}
@@ -58,7 +59,7 @@ def main() -> None:
     if args.json:
         print(json.dumps(content, indent=2))
     else:
-        show(content, diagnoses, Console(markup=False, highlight=False))
+        show(content, diagnoses, plain_console())
 
 
 def show(content: dict[str, Any], diagnoses: list[Diagnosis], console: Console) -> None:

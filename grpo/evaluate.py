@@ -14,7 +14,6 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from rich.console import Console
 from rich.table import Table
 
 from grpo.cli import WANTS_TRACEBACK, leave, output_in, quick_imports, quoted, start
@@ -28,6 +27,7 @@ from grpo.rundir.summary import with_interval
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_pytorch_sees_gpu
 from grpo.utils.spoken import shown
+from grpo.utils.terminal import plain_console
 
 PROGRAM = "grpo.evaluate"
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def evaluate_in(output: Path, config: DictConfig) -> float:
     with quick_imports():
         from grpo.evaluation.model import evaluate_model
 
-    console, tasks = Console(file=sys.stderr, markup=False), single_tasks(config.task)
+    console, tasks = plain_console(file=sys.stderr), single_tasks(config.task)
     limits = {name: limit_of(name, config.task, config.train) for name in tasks}
     try:
         with output_in(output / "train.log"):
@@ -102,7 +102,7 @@ def show(result: dict[str, Any], output: Path) -> None:
     for kind, count in result.get("grader_errors", {}).items():
         table.add_row("not graded", f"{count} completions: {kind}", style="red")
     table.add_row("in", shown(output))
-    Console(markup=False).print(table)
+    plain_console().print(table)
 
 
 def command_line(arguments: list[str]) -> list[str]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra import initialize_config_dir
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -27,6 +26,7 @@ from grpo.extras.measuring.record import as_row, machine, slug
 from grpo.rundir.files import write_json
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_pytorch_sees_gpu, free_gpu_memory, take_one_gpu, use_expandable_segments
+from grpo.utils.terminal import plain_console
 
 PROGRAM = "grpo.measure"
 
@@ -58,7 +58,7 @@ def main() -> None:
     except (ConfigError, RunError) as error:
         leave(error, PROGRAM)
     rest = f"; not done in {options.minutes:g} minutes: {left} cases" if left else ""
-    Console(markup=False).print(f"{file}{rest}")
+    plain_console().print(f"{file}{rest}")
 
 
 def prepared_device(wanted: str | None) -> str:
@@ -100,7 +100,7 @@ def measure_all(chosen: list[Case], device: str, seconds: float, about: dict[str
     Raises:
         RunError: the user has interrupted it; the file has the cases so far.
     """
-    console, until, rows = Console(markup=False), time.monotonic() + seconds, list[dict[str, Any]]()
+    console, until, rows = plain_console(), time.monotonic() + seconds, list[dict[str, Any]]()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console, transient=True) as progress:
@@ -114,7 +114,7 @@ def measure_all(chosen: list[Case], device: str, seconds: float, about: dict[str
                 write_json(file, about | {"cases": rows})
                 progress.advance(task)
                 if trace:
-                    console.print(trace, highlight=False, soft_wrap=True)
+                    console.print(trace, soft_wrap=True)
     except KeyboardInterrupt:
         raise RunError(f"interrupted; {file} has the first {len(rows)} cases", status=130) from None
     console.print(as_table(rows))

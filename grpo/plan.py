@@ -26,6 +26,7 @@ from grpo.planning.fit import Plan, make_plan
 from grpo.prepared import checked
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import GB
+from grpo.utils.terminal import plain_console
 
 PROGRAM = "grpo.plan"
 FORMATS = ("text", "json")
@@ -60,7 +61,7 @@ def job(config: DictConfig) -> None:
     if config.plan.format == "json":
         print(content)
     else:
-        show(plan, duration, Console(markup=False))
+        show(plan, duration, plain_console())
         if replay_gb:
             print(
                 f"replay.keep={config.replay.keep}: up to {replay_gb:.2g} GiB in the run directory, beside checkpoints"
@@ -92,17 +93,17 @@ def show_many(config: DictConfig, overrides: list[str], run_dir: Path) -> None:
     if config.plan.format == "json":
         print(text)
         return
-    show_table(content, Console(markup=False))
-    Console(markup=False).print(f"{picture}", highlight=False, soft_wrap=True)
+    show_table(content, plain_console())
+    plain_console().print(f"{picture}", soft_wrap=True)
 
 
 def show(plan: Plan, duration: Duration | None, console: Console) -> None:
     """Print a plan: a table of phases, the chosen settings, the verdict, the time, and suggestions."""
     several = f"{plan.processes} x " if plan.processes > 1 else ""
     each = ", memory of each" if several else ""
-    console.print(f"{plan.model} on {several}{plan.device}{each}", highlight=False, soft_wrap=True)
+    console.print(f"{plan.model} on {several}{plan.device}{each}", soft_wrap=True)
     if plan.found:
-        console.print(plan.found, highlight=False, soft_wrap=True)
+        console.print(plan.found, soft_wrap=True)
     table = Table("GiB")
     for phase in plan.phases:
         table.add_column(PHASES[phase], justify="right")
@@ -112,26 +113,26 @@ def show(plan: Plan, duration: Duration | None, console: Console) -> None:
     table.add_row("total", *(f"{sum(parts.values()):.2f}" for parts in plan.phases.values()), style="bold")
     console.print(table)
     left = max(0.0, 1 - plan.peak_gb / plan.capacity_gb)
-    console.print(f"peak {plan.peak_gb:.1f} GiB of {plan.capacity_gb:.1f} GiB, {left:.0%} headroom", highlight=False)
+    console.print(f"peak {plan.peak_gb:.1f} GiB of {plan.capacity_gb:.1f} GiB, {left:.0%} headroom")
     if plan.shared_gb:
         shared = f"of the {plan.shared_gb:.1f} GiB that CPU and GPU share"
-        console.print(f"host memory {plan.host_gb:.1f} GiB {shared}", highlight=False, soft_wrap=True)
+        console.print(f"host memory {plan.host_gb:.1f} GiB {shared}", soft_wrap=True)
     elif not plan.unified:
         unknown = "; plan.host_gb=… gives the host memory of a machine that is not this one"
         known = f" of {plan.host_capacity_gb:.1f} GiB" if plan.host_capacity_gb else unknown
         machine = " per machine" if several else ""
-        console.print(f"host memory{machine} {plan.host_gb:.1f} GiB{known}", highlight=False)
+        console.print(f"host memory{machine} {plan.host_gb:.1f} GiB{known}")
     if plan.formats:
         formats = " and ".join(plan.formats)
-        console.print(f"the GPU also computes in {formats}, which nothing here uses", highlight=False, soft_wrap=True)
+        console.print(f"the GPU also computes in {formats}, which nothing here uses", soft_wrap=True)
     chosen = "  ".join(f"{key}={str(value).lower()}" for key, value in plan.settings.items())
-    console.print(f"with {chosen}", highlight=False, soft_wrap=True)
+    console.print(f"with {chosen}", soft_wrap=True)
     if plan.problem:
         console.print(Text.assemble(("does not fit", "bold red"), f": {plan.problem}"), soft_wrap=True)
     else:
         console.print("fits", style="bold green")
     unknown = "time: not estimated, as gpu.tflops and gpu.bandwidth_gb_s are not set"
-    console.print(str(duration or unknown), highlight=False, soft_wrap=True)
+    console.print(str(duration or unknown), soft_wrap=True)
     if plan.suggestions:
         console.print("changes that would fit:" if plan.problem else "changes that would use the GPU better:")
     for suggestion in plan.suggestions:

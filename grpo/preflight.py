@@ -15,7 +15,6 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from rich.console import Console
 
 from grpo.cli import WANTS_TRACEBACK, leave, quick_imports, start
 from grpo.config.folders import config_flags
@@ -28,7 +27,7 @@ from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu
 from grpo.utils.spoken import shown
-from grpo.utils.terminal import on_signals
+from grpo.utils.terminal import on_signals, plain_console
 
 PROGRAM = "grpo.preflight"
 FORMATS = ("text", "json")
@@ -82,7 +81,7 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
         from grpo.extras.preflight.sampling import for_sampling, sample
         from grpo.extras.preflight.text import show
     try:
-        console = Console(file=sys.stderr, markup=False)
+        console = plain_console(file=sys.stderr)
         result = sample(resolve(for_sampling(config), plan), folder, console, why_not_tried(config))
     except (ConfigError, RunError):
         raise
@@ -94,7 +93,7 @@ def forecast(config: DictConfig, overrides: list[str], folder: Path) -> dict[str
     write_json(folder / "preflight.json", content)
     page = write_page(folder, content, result.problems, weights_of(config), config.task.eval.reward)
     if config.preflight.format == "text":
-        show(content, Console(markup=False))
+        show(content, plain_console())
         print(f"page: {shown(page)}")
     return content
 

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from hydra.errors import HydraException
-from rich.console import Console
 
 from grpo.cli import Parser, leave, quick_imports
 from grpo.rundir.history import named_run
 from grpo.utils.errors import ConfigError, RunError
+from grpo.utils.terminal import plain_console
 from grpo.utils.waiting import Waiting
 
 PROGRAM = "grpo.replay"
@@ -68,14 +68,14 @@ def replay(run: Path, step: int | None, overrides: list[str], as_json: bool) -> 
         ConfigError: the run has not kept what this needs.
         RunError: the step could not be computed.
     """
-    console = Console(stderr=True, markup=False)
+    console = plain_console(stderr=True)
     with quick_imports(), Waiting(console, "loading libraries"):
         from grpo.extras.replay.report import repeated, show, verdict
     result = repeated(run, step, overrides, partial(Waiting, console))
     if as_json:
         print(json.dumps(result, indent=2))
     else:
-        show(result, Console(markup=False), rescores=bool(overrides))
+        show(result, plain_console(), rescores=bool(overrides))
     return verdict(result["differences"])
 
 

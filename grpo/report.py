@@ -10,7 +10,6 @@ from argparse import Namespace
 from pathlib import Path
 
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 from rich.table import Table
 
 from grpo.cli import Parser, leave
@@ -24,6 +23,7 @@ from grpo.rundir.history import named_run
 from grpo.rundir.run_dir import is_run, read_run
 from grpo.rundir.sweep_dir import is_sweep
 from grpo.utils.errors import ConfigError
+from grpo.utils.terminal import plain_console
 from rewards.probing.runs import LATEST
 
 PROGRAM = "grpo.report"
@@ -47,7 +47,7 @@ def main() -> None:
         args = parser.parse_args()
         folders = [folder_of(word, args.text) for word in args.folders]
         if table := table_of(folders, args):
-            Console(markup=False).print(table, crop=False)
+            plain_console().print(table, crop=False)
             return
         if args.watch:
             (folder, *others) = folders
@@ -62,11 +62,11 @@ def main() -> None:
         for folder in folders:
             if args.text:
                 run = read_run(folder)
-                show_content(content_of(run, completions_of(run), followed(run)), Console(markup=False))
+                show_content(content_of(run, completions_of(run), followed(run)), plain_console())
             else:
                 print(write_report(folder))
         if len(compared) > 1 and args.text:
-            show_comparison(comparison_of(compared), Console(markup=False))
+            show_comparison(comparison_of(compared), plain_console())
         elif len(compared) > 1:
             print(write_comparison(compared, Path()))
     except (ConfigError, OmegaConfBaseException, OSError, ValueError) as error:

@@ -14,7 +14,6 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from rich.console import Console
 
 from grpo.cli import WANTS_TRACEBACK, leave, quick_imports, start
 from grpo.config.batch import node_range
@@ -44,7 +43,7 @@ from grpo.utils.distributed import (
 )
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_gpu, check_pytorch_sees_gpu, use_expandable_segments
-from grpo.utils.terminal import keep, on_signals
+from grpo.utils.terminal import keep, on_signals, plain_console
 from grpo.utils.waiting import Waiting
 from rewards.isolation.system import end_with_parent
 
@@ -114,7 +113,7 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
         prepare_gpu(settings.train)
     if config.plan.enforce:
         check_gpu(config.gpu)
-    console = Console(file=sys.stderr, quiet=not is_main_process(), markup=False)
+    console = plain_console(file=sys.stderr, quiet=not is_main_process())
     with quick_imports(), Waiting(console, "loading libraries"):
         from grpo.run.session import run
 
@@ -122,7 +121,7 @@ def start_run(config: DictConfig, run_dir: Path, overrides: list[str]) -> dict[s
     if config.train.push_to_hub and summary["status"] == "completed" and is_main_process():
         from grpo.extras.publishing.in_run import push_result
 
-        console.print(push_result(config, run_dir), highlight=False, soft_wrap=True)
+        console.print(push_result(config, run_dir), soft_wrap=True)
     return summary
 
 

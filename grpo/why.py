@@ -12,11 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from grpo.cli import Parser, leave, quick_imports
 from grpo.rundir.history import named_run
 from grpo.utils.errors import ConfigError, RunError
+from grpo.utils.terminal import plain_console
 from grpo.utils.waiting import Waiting
 
 PROGRAM = "grpo.why"
@@ -66,7 +65,7 @@ def why(run: Path, other: Path, until: int | None) -> dict[str, Any]:
     Raises:
         ConfigError: a run has not kept what this needs.
     """
-    with quick_imports(), Waiting(Console(stderr=True, markup=False), "loading libraries"):
+    with quick_imports(), Waiting(plain_console(stderr=True), "loading libraries"):
         from grpo.extras.replay.why import compared
     return compared(run, other, until)
 
@@ -75,7 +74,7 @@ def show(result: dict[str, Any]) -> None:
     """Print where two runs part."""
     from grpo.extras.replay.why import show
 
-    show(result, Console(markup=False))
+    show(result, plain_console())
 
 
 def replay(runs: list[Path], step: int) -> None:
@@ -88,7 +87,7 @@ def replay(runs: list[Path], step: int) -> None:
     from grpo.extras.replay.report import repeated
 
     for run in runs:
-        with Waiting(Console(stderr=True, markup=False), f"computing step {step} of {run} again"):
+        with Waiting(plain_console(stderr=True), f"computing step {step} of {run} again"):
             summary = repeated(run, step)["summary"]
         print(f"{run}: {summary}", file=sys.stderr)
 

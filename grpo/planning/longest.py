@@ -17,6 +17,7 @@ from grpo.planning.sharding import sharding_of
 from grpo.planning.table import CHECKPOINTED
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import GB
+from grpo.utils.terminal import plain_console
 
 LENGTH = "train.max_completion_length"
 STEP = 256
@@ -37,12 +38,11 @@ def show(content: dict[str, Any], console: Console) -> None:
     console.print(as_text(content))
     console.print(
         f"{content['completions']} completions per group; the longest one is computed alone where more do not fit",
-        highlight=False,
     )
     for method, words in content["offloaded"].items():
-        console.print(f"{method}: {' '.join(words)}", highlight=False, soft_wrap=True)
+        console.print(f"{method}: {' '.join(words)}", soft_wrap=True)
     if limit := content["max_position_embeddings"]:
-        console.print(f"the model was made for at most {limit:,} tokens with the prompt", highlight=False)
+        console.print(f"the model was made for at most {limit:,} tokens with the prompt")
 
 
 def methods(config: DictConfig) -> dict[str, dict[str, str]]:
@@ -72,7 +72,7 @@ def longest_completions(overrides: Sequence[str]) -> dict[str, Any]:
     machine = planner.machine = machine_for(config)
     chosen = methods(config)
     rows: dict[str, dict[str, int | None]] = {}
-    for method, change in track(chosen.items(), "planning", console=Console(stderr=True, markup=False), transient=True):
+    for method, change in track(chosen.items(), "planning", console=plain_console(stderr=True), transient=True):
         rows[method] = {name: longest(planner, {**change, **engine}) for name, engine in GENERATION.items()}
     if not any(any(length is not None for length in row.values()) for row in rows.values()):
         raise ConfigError("plan.longest: nothing can be planned with this command line; try it without plan.longest")

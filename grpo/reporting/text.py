@@ -17,11 +17,11 @@ CURVES = ("Accuracy", "Reward", "Completion length, tokens")
 def show_content(content: dict[str, Any], console: Console) -> None:
     """Print the content of `report.json`: status, tiles, findings and some of its curves."""
     reason = f": {content['reason']}" if content["reason"] else ""
-    console.print(f"{content['title']}: {content['status']}{reason}", highlight=False)
+    console.print(f"{content['title']}: {content['status']}{reason}")
     for when, part in content["evaluation"].items():
         low, high = part["interval"]
         text = f"{when} {part['accuracy']:.1%} of {part['samples']} held-out problems, {low:.1%} to {high:.1%}"
-        console.print(text, highlight=False)
+        console.print(text)
     table = Table("", "now", "since the start", "worst", box=None)
     for tile in content["tiles"]:
         worst = f"{tile['worst_shown']}, step {tile['worst_step']}" if tile["worst_step"] is not None else ""
@@ -29,14 +29,14 @@ def show_content(content: dict[str, Any], console: Console) -> None:
     console.print(table)
     for finding in content["findings"]:
         text = f"{finding['title']}\n  {finding['evidence']}\n  {finding['advice']}"
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
     if not content["findings"]:
-        console.print(f"No issues found in {content['steps']} logged steps.", highlight=False)
+        console.print(f"No issues found in {content['steps']} logged steps.")
     for curve in content["curves"]:
         if curve["title"] in CURVES:
             for name, points in curve["lines"].items():
                 label = curve["title"] if len(curve["lines"]) == 1 else f"{curve['title']}: {name}"
-                console.print(f"{line(points)}  {label}", highlight=False, soft_wrap=True)
+                console.print(f"{line(points)}  {label}", soft_wrap=True)
 
 
 def show_comparison(comparison: dict[str, Any], console: Console) -> None:
@@ -46,7 +46,7 @@ def show_comparison(comparison: dict[str, Any], console: Console) -> None:
         table.add_row(key, *texts)
     console.print(table)
     for text in comparison["accuracies"]:
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
 
 
 def line(points: Points) -> str:

@@ -96,7 +96,7 @@ class SetAside(TrainerCallback):
         if state.is_world_process_zero and (folder := set_aside(self.run_dir, state.global_step, state.max_steps)):
             text = f"results after step {state.global_step} of an earlier start are in {shown(folder)}"
             log.warning("%s", text)
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(text, soft_wrap=True)
 
 
 class MismatchWarning(TrainerCallback):
@@ -126,7 +126,7 @@ class MismatchWarning(TrainerCallback):
             text = f"{finding} nats per token; likely causes: {'; '.join(mismatch_causes(self.train))}"
             log.warning("%s", text)
             if state.is_world_process_zero:
-                self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
+                self.console.print(text, style="yellow", soft_wrap=True)
 
 
 class StopOnSignal(TrainerCallback):
@@ -212,7 +212,7 @@ class DiskGuard(TrainerCallback):
             needs = f"a checkpoint needs {self.checkpoint_bytes / GB:.3g} GiB and {free / GB:.3g} GiB are free"
             text = f"step {state.global_step}: {needs} for {name}: make room before the next"
             log.warning("%s", text)
-            self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
+            self.console.print(text, style="yellow", soft_wrap=True)
             self.checkpoint_bytes = None
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -39,15 +39,15 @@ def checkpoint_for(settings: Resolved, run_dir: Path, console: Console) -> Path 
                 f"train.resume_from_checkpoint={shown(checkpoint)} continues it all the same"
             )
         where = f"the weights of {shown(checkpoint)}, of a run with {other}"
-        console.print(f"this run continues {where}", highlight=False, soft_wrap=True)
+        console.print(f"this run continues {where}", soft_wrap=True)
     if checkpoint and (before := processes_of(checkpoint)) not in (None, world_size()):
         if why := why_routers_fixed(settings.config.train, find_shape(settings.config.model).num_experts):
             where = f"{shown(checkpoint)} is of {before} processes instead of {world_size()}"
             raise ConfigError(f"{where}: {why}")
-        console.print(f"processes: {before} before, {world_size()} now", highlight=False, soft_wrap=True)
+        console.print(f"processes: {before} before, {world_size()} now", soft_wrap=True)
     if resume_from:
         text = f"resuming from {shown(checkpoint)}" if checkpoint else "nothing to resume: starting a new run"
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
     if checkpoint is None and is_main_process():
         (run_dir / "evaluation.json").unlink(missing_ok=True)  # of a run that left no checkpoint
     return checkpoint

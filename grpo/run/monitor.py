@@ -80,7 +80,7 @@ class Monitor(TrainerCallback):
                 f"in {stacks}"
             )
             log.warning("%s", text)
-            self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
+            self.console.print(text, style="yellow", soft_wrap=True)
 
     def on_log(
         self,

@@ -109,7 +109,7 @@ class ProgressBar(TrainerCallback):
             self.bar.readings.texts = [*readings[:-1], *failed, readings[-1], memory(logs, self.host_gb), *others]
         else:
             line = GAP.join([f"step {state.global_step}/{state.max_steps}", *readings, *others, *failed])
-            self.console.print(line, highlight=False, soft_wrap=True)
+            self.console.print(line, soft_wrap=True)
 
     def readings(self, logs: dict[str, Any]) -> list[str]:
         """Return reward, accuracy and seconds per step, each as text."""

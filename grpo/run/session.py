@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ from grpo.utils.device import kind_of_device
 from grpo.utils.distributed import is_main_process, log_name, own_name
 from grpo.utils.errors import DirectoryLost
 from grpo.utils.hardware import gpu_utilization
+from grpo.utils.terminal import plain_console
 from rewards.isolation.reward import Reward, RewardError
 
 NEW_TASK = (
@@ -83,7 +85,7 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
         ConfigError: the input was wrong; nothing has been trained.
         RunError: the run broke; the log has the traceback.
     """
-    console = Console(file=sys.stderr, quiet=not is_main_process(), markup=False)
+    console = plain_console(file=sys.stderr, quiet=not is_main_process())
     memory = MemoryReadings(on_gpu=kind_of_device() != "cpu" and not settings.train.use_cpu)
     is_new, page = not has_been_run(name_of(settings.task), run_dir), LivePage(run_dir)
     with ends_when_stuck(run_dir, page), StopOnSignal() as stop, Outcome(run_dir, plan, memory, page) as outcome:
@@ -95,10 +97,9 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
             problems = problems_of(settings, processing_class, tools, console)
             write_decisions(settings, plan, run_dir)
             if is_new:
-                console.print(NEW_TASK, highlight=False, soft_wrap=True)
+                console.print(NEW_TASK, soft_wrap=True)
             outcome.add(task=name_of(settings.task), data=problems.counts, accuracy_before=None, accuracy_after=None)
-            outcome.add(completions_a_step=completions(settings.train, None))
-            outcome.add(continues=continued(checkpoint, run_dir))
+            outcome.add(completions_a_step=completions(settings.train, None), continues=continued(checkpoint, run_dir))
             options = options_of_rewards(settings, problems)
             columns = usable_columns(settings.task, options, reward_columns(problems.train), problems.columns)
             with running_rewards(options, columns, run_dir, run_dir / own_name(ERRORS_FILE)) as rewards:
@@ -111,36 +112,48 @@ def run(settings: Resolved, run_dir: Path, plan: Plan | None = None) -> dict[str
                 def evaluate(when: str) -> None:
                     outcome.add(**evaluated(when, trainer, evaluations, run_dir))
 
-                try:
-                    utilization = gpu_utilization if memory.on_gpu else None
-                    with Monitor(memory, utilization, run_dir, console) as monitor, progress:
-                        evaluate_first(trainer, lambda: evaluate("before"), stop, checkpoint, run_dir)
-                        trainer.add_callback(monitor)  # before the file of metrics, as it adds to them
-                        guard = add_callbacks(trainer, settings, run_dir, console, stop, evaluations)
-                        for callback in (progress, page):
-                            trainer.add_callback(callback)
-                        outcome.add(**train(trainer, checkpoint, rewards, stop, guard))
-                        if outcome.summary["status"] == "completed":
-                            stop.begin("saving the model")
-                            save_model(trainer, run_dir / "model")
-                            stop.begin("evaluating after the training")
-                            evaluate("after")
-                        outcome.add(reward_errors=errors_of_all(rewards))
-                except KeyboardInterrupt:
-                    if stop.activity:  # with all steps done, or none
-                        keep_steps(trainer)
-                    raise
-                except DirectoryLost:
-                    raise
-                except (Exception, SystemExit):
-                    keep_steps(trainer)
-                    raise
-                finally:
-                    outcome.add(steps=trainer.state.global_step, **facts_of(trainer.callback_handler.callbacks))
-                    outcome.summary.setdefault("reward_errors", errors_of(rewards))
+                utilization = gpu_utilization if memory.on_gpu else None
+                with (
+                    steps_kept(trainer, rewards, stop, outcome),
+                    Monitor(memory, utilization, run_dir, console) as monitor,
+                    progress,
+                ):
+                    evaluate_first(trainer, lambda: evaluate("before"), stop, checkpoint, run_dir)
+                    trainer.add_callback(monitor)  # before the file of metrics, as it adds to them
+                    guard = add_callbacks(trainer, settings, run_dir, console, stop, evaluations)
+                    for callback in (progress, page):
+                        trainer.add_callback(callback)
+                    outcome.add(**train(trainer, checkpoint, rewards, stop, guard))
+                    if outcome.summary["status"] == "completed":
+                        stop.begin("saving the model")
+                        save_model(trainer, run_dir / "model")
+                        stop.begin("evaluating after the training")
+                        evaluate("after")
+                    outcome.add(reward_errors=errors_of_all(rewards))
     if is_main_process():
         report(outcome.summary, run_dir)
     return outcome.summary
+
+
+@contextmanager
+def steps_kept(
+    trainer: ExactGRPOTrainer, rewards: dict[str, Reward], stop: StopOnSignal, outcome: Outcome
+) -> Iterator[None]:
+    """Keep the steps so far where an exception ends the run, and add to its outcome how far it came."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if stop.activity:  # with all steps done, or none
+            keep_steps(trainer)
+        raise
+    except DirectoryLost:
+        raise
+    except (Exception, SystemExit):
+        keep_steps(trainer)
+        raise
+    finally:
+        outcome.add(steps=trainer.state.global_step, **facts_of(trainer.callback_handler.callbacks))
+        outcome.summary.setdefault("reward_errors", errors_of(rewards))
 
 
 def facts_of(callbacks: list[TrainerCallback]) -> dict[str, Any]:
@@ -171,7 +184,7 @@ class OnConsole(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a warning above the progress."""
-        self.console.print(record.getMessage(), highlight=False, soft_wrap=True)
+        self.console.print(record.getMessage(), soft_wrap=True)
 
 
 def find_model(settings: Resolved) -> None:
@@ -194,24 +207,23 @@ def problems_of(settings: Resolved, processing_class: Any, tools: Tools, console
     if is_unused(settings.task, settings.model, settings.peft, processing_class):
         console.print(
             "the vision tower is frozen: task.images is not set, so that no image reaches it",
-            highlight=False,
             soft_wrap=True,
         )
     functions = tools.described()
     seed = settings.train.seed if settings.train.shuffle_dataset else None
     problems = load_problems(settings.task, processing_class, tools.described, seed)
-    console.print(str(problems), highlight=False, soft_wrap=True)
+    console.print(str(problems), soft_wrap=True)
     model, limit = settings.model, settings.task.max_prompt_length if problems.stream or problems.view else None
     splits = [split for split in (problems.train, problems.held_out) if split]
     completion = settings.train.max_completion_length
     known = config_of(model.model_name_or_path, model.model_revision)
     if warning := check_limits(known, processing_class, splits, completion, limit):
-        console.print(warning, highlight=False, soft_wrap=True)
+        console.print(warning, soft_wrap=True)
     if names := ", ".join(tool.__name__ for tool in functions):
-        console.print(f"the policy may call {names}", highlight=False, soft_wrap=True)
+        console.print(f"the policy may call {names}", soft_wrap=True)
     if settings.train.use_vllm:
         described = backend_class(settings.engine.backend).described(settings)
-        console.print(described, highlight=False, soft_wrap=True)
+        console.print(described, soft_wrap=True)
     return problems
 
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from grpo.rundir.files import read_json
 from grpo.utils.spoken import shown
+from grpo.utils.terminal import plain_console
 
 
 def report(summary: dict[str, Any], run_dir: Path) -> None:
@@ -28,10 +28,10 @@ def report(summary: dict[str, Any], run_dir: Path) -> None:
     for row in memory_rows(summary):
         table.add_row(*row)
     table.add_row("run directory", shown(run_dir))
-    console = Console(markup=False)
+    console = plain_console()
     console.print(table)
     for line in last_lines(summary, run_dir, console.is_terminal):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def last_lines(summary: dict[str, Any], run_dir: Path, links: bool) -> list[str]:

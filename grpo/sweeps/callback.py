@@ -15,7 +15,6 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from rich.console import Console
 from rich.table import Table
 
 from grpo.cli import leave, quoted
@@ -31,6 +30,7 @@ from grpo.utils.distributed import world_size
 from grpo.utils.errors import ConfigError
 from grpo.utils.hardware import visible_gpus
 from grpo.utils.spoken import shown
+from grpo.utils.terminal import plain_console
 from rewards.probing.runs import LATEST
 
 INTERRUPTED = 130
@@ -230,7 +230,7 @@ def print_sweep(sweep: Sweep) -> None:
         cells = [cell(run) for cell in COLUMNS.values()]
         values = [sweep.value(run, key) for key in sweep.varied]
         table.add_row(sweep.name(run), *values, run.status, *cells)
-    Console(markup=False).print(table)
+    plain_console().print(table)
 
 
 def note_if_killed(job_dir: Path) -> None:

@@ -7,6 +7,8 @@ import signal
 import sys
 from typing import Any
 
+from rich.console import Console
+
 STREAMS = {1: "stdout", 2: "stderr"}
 """Names in `sys` by file descriptor."""
 
@@ -41,6 +43,15 @@ def keep(*descriptors: int) -> None:
             stream = io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=True, write_through=True)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
+
+
+def plain_console(**options: Any) -> Console:
+    """Return a console that prints text as it is: without markup, which a model may have written, or colored numbers.
+
+    Args:
+        options: of `rich.console.Console`.
+    """
+    return Console(markup=False, highlight=False, **options)
 
 
 def on_signals(numbers: tuple[signal.Signals, ...], handler: Any) -> dict[signal.Signals, Any]:

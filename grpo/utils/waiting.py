@@ -53,4 +53,4 @@ class Waiting:
         if error is None and self.parts and now - self.started >= LONG:
             parts = [f"{part} {end - begun:.0f} s" for (part, begun), (_, end) in pairwise([*self.parts, ("", now)])]
             line = f"{self.doing} took {now - self.started:.0f} s ({', '.join(parts)})"
-            self.console.print(line, highlight=False, soft_wrap=True)
+            self.console.print(line, soft_wrap=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo.evaluation.by_task import file_of
@@ -26,7 +25,7 @@ from grpo.rundir.files import read_lines, write_lines
 from grpo.trainer import trl
 from grpo.utils.distributed import gathered, is_main_process
 from grpo.utils.manifest import is_sealed
-from grpo.utils.terminal import say
+from grpo.utils.terminal import plain_console, say
 
 log = logging.getLogger(__name__)
 FILE = "guard.jsonl"
@@ -48,7 +47,7 @@ def sampled(evaluations: Mapping[str, Evaluation], samples: int) -> dict[str, Ev
         held_out = len(evaluation.problems)
         size = max(1, round(held_out * min(1, samples / total)))
         problems = evaluation.problems.select([held_out * row // size for row in range(size)])
-        looks[name] = replace(evaluation, problems=problems, console=Console(quiet=True, markup=False), difficulty=None)
+        looks[name] = replace(evaluation, problems=problems, console=plain_console(quiet=True), difficulty=None)
     return looks
 
 

@@ -116,7 +116,7 @@ def sample(settings: Resolved, folder: Path, console: Console, untried: str = ""
         known = read(folder / FILE)
         missing = [problem for problem, key in keys.items() if key not in known]
         if len(missing) < len(keys):
-            console.print(f"{len(keys) - len(missing)} of {len(keys)} problems were sampled before", highlight=False)
+            console.print(f"{len(keys) - len(missing)} of {len(keys)} problems were sampled before")
         first_step = FirstStep([], reason=untried) if untried else read_step(folder, settings.config)
         if missing or first_step is None:
             rewarded = options_of_rewards(settings, problems)

@@ -35,17 +35,17 @@ def show(report: dict[str, Any], console: Console) -> None:
 
     def show_lines(lines: list[tuple[str, str]]) -> None:
         for name, text in lines:
-            console.print(f"{name:<12} {printable(text)}", highlight=False, soft_wrap=True)
+            console.print(f"{name:<12} {printable(text)}", soft_wrap=True)
 
     show_lines(before_groups(report))
     console.print(groups(report))
     show_lines(after_groups(report))
     style = "bold green" if report["learns"] else "bold red"
-    console.print(report["verdict"], style=style, highlight=False, soft_wrap=True)
+    console.print(report["verdict"], style=style, soft_wrap=True)
     for suggestion in report["suggestions"]:
         words = " ".join(suggestion["overrides"])
-        console.print(f"  {words}\n      {effect(suggestion)}", highlight=False, soft_wrap=True)
-    console.print(report["command"], highlight=False, soft_wrap=True)
+        console.print(f"  {words}\n      {effect(suggestion)}", soft_wrap=True)
+    console.print(report["command"], soft_wrap=True)
 
 
 def before_groups(report: dict[str, Any]) -> list[tuple[str, str]]:

@@ -147,7 +147,7 @@ def show(result: dict[str, Any], console: Console, rescores: bool) -> None:
         else:
             table.add_row(name, "equal" if stage in result["compared"] else "rollouts of an earlier step")
     console.print(table)
-    console.print(result["summary"], highlight=False, soft_wrap=True)
+    console.print(result["summary"], soft_wrap=True)
     if "rewards" in by_stage:
         console.print("the stages after the rewards are computed from the rewards of the run", soft_wrap=True)
     if not rescores:
@@ -160,13 +160,13 @@ def explain(result: dict[str, Any], console: Console) -> None:
     """Print what has changed since the run, and may explain a difference."""
     for line in result["explains"]:
         text = "changed since, without effect on these steps" if result["equal"] else "may explain it"
-        console.print(f"{text}: {line}", highlight=False, soft_wrap=True)
+        console.print(f"{text}: {line}", soft_wrap=True)
     if not (result["equal"] or result["explains"]):
         text = (
             "versions, device, threads, configuration and reward functions are those of the run: a reward or a kernel "
             "that does not repeat itself, or a file that was changed"
         )
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
 
 
 def show_rewards(rewards: dict[str, Any], errors: Sequence[str], console: Console) -> None:
@@ -177,10 +177,10 @@ def show_rewards(rewards: dict[str, Any], errors: Sequence[str], console: Consol
         table.add_row(name, *means, f"{reward['changed']}", f"{reward['failed']}")
     console.print(table)
     for line in errors:
-        console.print(printable(line), highlight=False, soft_wrap=True)
+        console.print(printable(line), soft_wrap=True)
     groups = f"zero-variance groups: {rewards['zero_variance']} of {rewards['groups']} in the run, "
     signs = f"{rewards['zero_variance_now']} now; advantages that become positive, zero or negative instead: "
-    console.print(f"{groups}{signs}{rewards['signs']}", highlight=False, soft_wrap=True)
+    console.print(f"{groups}{signs}{rewards['signs']}", soft_wrap=True)
 
 
 def verdict(differ: Sequence[dict[str, Any]]) -> int:

@@ -132,7 +132,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     """Print where two runs part, and which differences can be the reason."""
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
 
     first, last = result["steps"]
     if parts := result["parts"]:
