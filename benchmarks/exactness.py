@@ -20,9 +20,9 @@ from rich.table import Table
 from transformers.utils import logging
 
 from grpo.options import LOSS_MEANS, Update
-from grpo.testing import vision_policies
-from grpo.testing.stock_trl import LONGEST, Record, make, relative_difference, rollouts, train
 from grpo.trainer import ExactGRPOTrainer
+from tests import vision_policies
+from tests.stock_trl import LONGEST, Record, make, relative_difference, rollouts, train
 
 HERE = Path(__file__).parent
 

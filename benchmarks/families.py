@@ -44,9 +44,9 @@ from grpo.generation.transformers.trial import why_not_joined
 from grpo.model.adapted import pattern_of, unfit
 from grpo.options import Update
 from grpo.planning.hub_config import shape_of
-from grpo.testing.stock_trl import Record, doubled, make, relative_difference, train
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.placement import balance_routers_alone, show_to_trl
+from tests.stock_trl import Record, doubled, make, relative_difference, train
 
 FILE = ROOT / "benchmarks" / "families.json"
 FAMILIES = [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES]
@@ -309,7 +309,7 @@ def examine(family: str) -> Family:
 def examined(families: Iterable[str], workers: int) -> list[Family]:
     """Examine model types in processes of their own, in the order of their names."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["grpo.testing.stock_trl"])
+    context.set_forkserver_preload(["tests.stock_trl"])
     with ProcessPoolExecutor(workers, context) as pool:
         tasks = [pool.submit(in_time, family) for family in families]
         answers = [task.result() for task in track(as_completed(tasks), "families", total=len(tasks))]

@@ -29,11 +29,11 @@ from benchmarks import memory, update
 from benchmarks.update import build_policy
 from grpo.config.schema import ROOT, register
 from grpo.options import Update
-from grpo.testing.stock_trl import Record, make, relative_difference, rollouts, train
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout import per_token
 from grpo.utils.limits import GB
 from grpo.utils.patching import replaced
+from tests.stock_trl import Record, make, relative_difference, rollouts, train
 
 LORA = LoraConfig(r=16, target_modules="all-linear")
 CASES = ("grpo", "dapo", "bnpo, entropy bonus, 4 slices", "KL", "sequence level", "LoRA, KL, checkpointing")
@@ -65,7 +65,7 @@ TOY = Scale("toy", completion=24, completions=16)
 
 
 def trainer(scale: Scale, folder: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    """Return our trainer of a random policy; `options` as in `grpo.testing.stock_trl.make`, and `trainer_class`."""
+    """Return our trainer of a random policy; `options` as in `tests.stock_trl.make`, and `trainer_class`."""
     kind = options.pop("trainer_class", ExactGRPOTrainer)
     if "model" not in options:
         options["model"] = build_policy(scale.model, scale.device, dtype)

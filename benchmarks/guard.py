@@ -26,9 +26,9 @@ from typing import Any
 
 from benchmarks.pages import write_part
 from grpo.config.schema import ROOT
+from grpo.extras.testing.commands import Forked
 from grpo.rundir.files import read_json, read_lines, write_json
 from grpo.rundir.versions import versions
-from grpo.testing.commands import Forked
 
 FILE = ROOT / "benchmarks" / "guard.json"
 PAGE = ROOT / "docs" / "guard.md"

@@ -35,9 +35,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from trl.kernels import chunked_logprob
 
 from grpo.options import Update
-from grpo.testing.stock_trl import make, rollouts
 from grpo.trainer import ExactGRPOTrainer, compiled_layers
 from grpo.trainer.shared_prompts import attention, varlen
+from tests.stock_trl import make, rollouts
 
 HERE = Path(__file__).parent
 READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero")

@@ -38,11 +38,11 @@ from rich.table import Table
 from benchmarks import preflight_page
 from benchmarks.preflight_cases import Case, cases
 from grpo.config.schema import ROOT
+from grpo.extras.testing.commands import Forked
 from grpo.reporting.findings import findings
 from grpo.rundir.files import write_json
 from grpo.rundir.run_dir import is_run, read_run
 from grpo.rundir.versions import versions
-from grpo.testing.commands import Forked
 
 FILE = ROOT / "benchmarks" / "preflight.json"
 OUTPUT = ROOT / "outputs" / "benchmarks" / "preflight"

@@ -35,9 +35,9 @@ from benchmarks.peak import read_peak, reset_peak
 from benchmarks.update import build_policy
 from grpo.config.schema import ROOT
 from grpo.rundir.versions import versions
-from grpo.testing.stock_trl import make
-from grpo.testing.vision_policies import TEMPLATE, tokenizer_with
 from grpo.trainer import ExactGRPOTrainer
+from tests.stock_trl import make
+from tests.vision_policies import TEMPLATE, tokenizer_with
 
 GROUP, LONGEST = 8, 256
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -16,7 +16,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.demo import ROOT
-from grpo.testing.servers import ended, free_port, started
+from tests.servers import ended, free_port, started
 
 RUN = ["generation=vllm_server", "peft=lora", "train.learning_rate=1e-3", "train.save_strategy=no", "task.eval.size=64"]
 RUN += ["train.per_device_train_batch_size=64", "train.num_generations=8"]

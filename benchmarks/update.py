@@ -31,8 +31,8 @@ from trl import GRPOTrainer
 from benchmarks.peak import read_peak, reset_peak
 from grpo.config.schema import ROOT
 from grpo.options import Update
-from grpo.testing.stock_trl import make, relative_difference
 from grpo.trainer import ExactGRPOTrainer
+from tests.stock_trl import make, relative_difference
 
 GROUP = 8
 LONGEST = 256

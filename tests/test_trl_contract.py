@@ -18,8 +18,8 @@ from trl.trainer import utils as trl_utils
 from trl.trainer.utils import RepeatSampler
 
 from grpo.generation.vllm.engine import PolicyEngine
-from grpo.testing.stock_trl import make
 from grpo.trainer import ExactGRPOTrainer
+from tests.stock_trl import make
 from tests.trl_contract import FILE, attributes, from_library, overridden, relied_on
 
 MULTIMODAL = (

@@ -22,7 +22,7 @@ from grpo.trainer import ExactGRPOTrainer
 
 FILE = Path(__file__).with_suffix(".txt")
 PACKAGE = Path(__file__).parents[1] / "grpo"
-FILES = [file for file in PACKAGE.rglob("*.py") if file.parent != PACKAGE / "testing"]
+FILES = [file for file in PACKAGE.rglob("*.py") if file.parent.name != "testing"]
 """What runs rely on; not what tests do."""
 PAIRS = ((ExactGRPOTrainer, GRPOTrainer), (PolicyEngine, VLLMGeneration))
 """A class of ours, and the one of TRL that it is made of."""

@@ -33,8 +33,8 @@ from transformers.utils import logging
 from benchmarks.peers.turns import GRADIENT, POLICY, ROLLOUTS, Peer
 from benchmarks.update import GROUP, WORKLOADS, build_policy, rollout
 from grpo.config.schema import ROOT
-from grpo.testing.stock_trl import relative_difference
 from grpo.utils.limits import UNMEASURED
+from tests.stock_trl import relative_difference
 
 VERL = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "benchmarks.peers.verl_cpu"}
 """verl's environment."""

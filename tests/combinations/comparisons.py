@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from grpo.testing.stock_trl import Record, doubled, note_kept, relative_difference, train
 from grpo.trainer import compiled_layers
 from grpo.utils.patching import replaced
 from tests.combinations.array import Row
 from tests.combinations.token_values import compare_values, note_values
 from tests.combinations.trainings import STEPS, ours, stock
 from tests.e2e.sharded import Weights, change, shard_options
+from tests.stock_trl import Record, doubled, note_kept, relative_difference, train
 
 RATE = {"learning_rate": 1e-3}
 """At a higher one some policies run so far away that terms cancel and little but rounding is left of them."""

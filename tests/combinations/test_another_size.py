@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo.config.schema import ROOT
-from grpo.testing.commands import finished
+from grpo.extras.testing.commands import finished
 from tests.combinations.at_another_size import SAVED_BY
 
 

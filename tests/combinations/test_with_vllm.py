@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo.config.schema import ROOT
-from grpo.testing.commands import finished
+from grpo.extras.testing.commands import finished
 
 
 @pytest.mark.vllm

@@ -38,8 +38,6 @@ from grpo.generation.kept_tokens import KeptLogprob
 from grpo.model.image_features import keep_image_features
 from grpo.model.vision import detach_frozen_tower, freeze, parts
 from grpo.options import Engine, Mixture, Rollout, Update
-from grpo.testing.stock_trl import compare_engine_at, make
-from grpo.testing.vision_policies import DELTA_NET, make_policy, make_processor
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.placement import gather_with_layers, keep_differentiable, prepare_for_fsdp, train_in_float32
 from grpo.trainer.processes import own_part
@@ -52,6 +50,8 @@ from tests.combinations.features import FEATURES
 from tests.combinations.kept_tokens import correct_over_kept
 from tests.combinations.rewards import REWARDS, of_various
 from tests.derived_losses import AS_TRL, StockBestOfTwo
+from tests.stock_trl import compare_engine_at, make
+from tests.vision_policies import DELTA_NET, make_policy, make_processor
 
 STEPS = 3
 LENGTH = 24

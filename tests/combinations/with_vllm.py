@@ -14,12 +14,12 @@ import torch
 from trl.generation import vllm_generation
 
 from grpo.options import Engine
-from grpo.testing.stock_trl import compare_engine_at, note_kept, train
 from grpo.trainer.rollout.sampling import Source
 from tests.combinations.array import Row, few, name, rows
 from tests.combinations.comparisons import compare
 from tests.combinations.features import FEATURES
 from tests.combinations.trainings import BASE, ours, stock
+from tests.stock_trl import compare_engine_at, note_kept, train
 
 SMALL = {"vllm_gpu_memory_utilization": 0.01}
 """The least cache that an engine has on a CPU, 0.5 GiB."""

@@ -14,7 +14,7 @@ import pyarrow.parquet
 from safetensors.torch import load_file
 
 from grpo.config.schema import ROOT
-from grpo.testing.commands import MACHINE, Forked, forked
+from grpo.extras.testing.commands import MACHINE, Forked, forked
 
 RUN = [
     "task.dataset.size=32",

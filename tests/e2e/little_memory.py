@@ -7,8 +7,8 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from grpo.testing.stock_trl import make, relative_difference, train
 from grpo.trainer import ExactGRPOTrainer, Update
+from tests.stock_trl import make, relative_difference, train
 
 
 def main() -> None:

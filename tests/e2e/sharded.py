@@ -20,9 +20,9 @@ from trl.distributed import DistributedBackend
 
 from grpo.config.schema import ROOT, register
 from grpo.generation.vllm.policy_weights import adapter_weights
-from grpo.testing.stock_trl import KL_FOUR_SLICES, idle_second, long_first, make, relative_difference, tiny_llama
 from grpo.trainer import ExactGRPOTrainer, Update
 from tests.sharding_on_cpus import enable
+from tests.stock_trl import KL_FOUR_SLICES, idle_second, long_first, make, relative_difference, tiny_llama
 
 SMALL = Update(max_tokens_per_microbatch=100)
 CASES: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.config.schema import ROOT
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 from tests.hub_server import READS, WRITES, HubServer
 
 SMALL = ["train.max_steps=2", "train.per_device_train_batch_size=8", "train.num_generations=4", "task.eval.size=8"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.testing.commands import Command, command
+from grpo.extras.testing.commands import Command, command
 from grpo.utils.manifest import is_sealed
 
 QUICK = ["train.max_steps=2", "train.per_device_train_batch_size=8", "task.dataset.size=64", "task.eval.size=8"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 from grpo.utils.manifest import difference, is_sealed
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 SMALL = ["rollout.dynamic_sampling=true", "train.max_steps=5", "train.save_steps=2", "task.eval.size=0"]

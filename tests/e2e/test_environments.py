@@ -7,7 +7,7 @@ from statistics import mean
 import pytest
 
 from grpo.config.schema import ROOT
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]  # their packages come with `make extras`
 EXAMPLES = "examples/environments"

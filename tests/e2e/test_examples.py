@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from grpo.testing.commands import command, outcomes, sweep
+from grpo.extras.testing.commands import command, outcomes, sweep
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

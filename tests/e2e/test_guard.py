@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 
 pytestmark = pytest.mark.slow
 SMALL = ["train.max_steps=3", "task.eval.reward=format", "task.eval.size=31", "train.report_to=none"]

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from transformers import AutoProcessor
 
 from grpo.config.schema import ROOT
-from grpo.testing.commands import command
-from grpo.testing.vision_policies import make_policy, make_processor
+from grpo.extras.testing.commands import command
 from tests.e2e.vllm_runs import FILTERS
 from tests.unit.trainer.rollout.test_tool_calls import WITH_IMAGES
+from tests.vision_policies import make_policy, make_processor
 
 SMALL = ["task=shapes", "task.dataset.size=32", "task.eval.size=8", "train.max_steps=2", "train.bf16=false"]
 SMALL += ["train.per_device_train_batch_size=8", "train.num_generations=4"]
@@ -77,7 +77,7 @@ def test_a_run_with_images_is_evaluated_exported_and_asked(run_dir: Path) -> Non
 def with_torchvision(*commands: list[object], cwd: Path) -> None:
     """Run commands one after the other where torchvision can be imported, all to their successful end."""
     folders = ":".join(map(str, (REMEDY, ROOT, TORCHVISION)))
-    code = "from grpo.testing.commands import one_after_the_other; one_after_the_other()"
+    code = "from grpo.extras.testing.commands import one_after_the_other; one_after_the_other()"
     done = subprocess.run(
         [sys.executable, "-c", code, *(json.dumps(line, default=str) for line in commands)],
         env={**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1", **QUICK},

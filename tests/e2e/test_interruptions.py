@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo.testing.commands import Command, command
+from grpo.extras.testing.commands import Command, command
 from grpo.utils.manifest import difference, is_sealed
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from grpo.config.schema import ROOT
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 from grpo.utils.manifest import is_sealed
 from tests.e2e.launched import (
     AUTO,

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from grpo.testing.commands import outcomes, sweep
+from grpo.extras.testing.commands import outcomes, sweep
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+from grpo.extras.testing.commands import Forked
 from grpo.reporting.page import write_report
 from grpo.reporting.watch import Server
 from grpo.rundir.sweep_dir import SWEEP
-from grpo.testing.commands import Forked
 from tests.page_fixtures import write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="make extras installs it")

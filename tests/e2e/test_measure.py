@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grpo.extras.measuring.record import read_record
-from grpo.testing.commands import Command, command
+from grpo.extras.testing.commands import Command, command
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo.config.schema import ROOT
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

@@ -9,7 +9,7 @@ import pandas
 import pytest
 from safetensors.torch import load_file
 
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 
 OVERRIDES = ["+experiment=mixture", "rollout.prioritize=true", "train.max_steps=6", "train.save_steps=3"]
 OVERRIDES += ["train.per_device_train_batch_size=24", "train.num_generations=4", "task.tasks.brief.task.eval.size=9"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.testing import commands
+from grpo.extras.testing import commands
 
 LARGE = ["+gpu=rtx3080", "model=llama3_1_8b", "peft=none"]
 QUICK = ["train.max_steps=3", "train.per_device_train_batch_size=8", "task.dataset.size=64", "task.eval.size=8"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.testing import commands
+from grpo.extras.testing import commands
 
 FEW = ("preflight.problems=16", "preflight.samples=4", "task.dataset.size=256", "train.max_steps=40")
 GROUPS = (2, 4, 8, 16, 32, 64)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 
 pytestmark = pytest.mark.slow
 SMALL = ["train.max_steps=4", "train.save_steps=2", "replay.keep=2", "task.eval.size=0", "train.report_to=none"]

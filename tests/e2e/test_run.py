@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo.config.check import check
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT
+from grpo.extras.testing.commands import command
 from grpo.planning.fit import make_plan
 from grpo.run.session import run
 from grpo.rundir.run_dir import read_run
-from grpo.testing.commands import command
 from grpo.utils.errors import ConfigError, RunError
 
 SMALL = [

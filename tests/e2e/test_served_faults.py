@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from grpo.testing.commands import finished
-from grpo.testing.servers import ended, free_port, started
+from grpo.extras.testing.commands import finished
 from tests.e2e.vllm_runs import result
+from tests.servers import ended, free_port, started
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
 HALF = ["model.dtype=bfloat16", "train.bf16=true", "train.use_cpu=true"]

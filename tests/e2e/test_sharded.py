@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from grpo.config.schema import ROOT
-from grpo.testing.commands import finished
+from grpo.extras.testing.commands import finished
 from tests.e2e.launched import RUN
 from tests.e2e.sharded import CASES
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from grpo.builtin.tasks import arithmetic
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 OPTIONS = ["task=jsonl", "task.dataset.path=rows.jsonl", "task.conversational=false", "task.eval.size=20"]

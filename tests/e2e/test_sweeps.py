@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from grpo.testing.commands import Forked, outcomes, sweep
+from grpo.extras.testing.commands import Forked, outcomes, sweep
 from grpo.utils.spoken import shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

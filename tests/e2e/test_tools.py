@@ -11,7 +11,7 @@ from pandas import read_parquet
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from grpo.config.schema import ROOT
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 
 SMALL = ["+experiment=calculator", "task.dataset.size=64", "task.eval.size=8", "train.max_steps=3"]
 SMALL += ["train.per_device_train_batch_size=16", "train.num_generations=4"]

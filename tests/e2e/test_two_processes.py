@@ -11,8 +11,8 @@ import pytest
 
 from grpo import losses
 from grpo.config.schema import ROOT
+from grpo.extras.testing.commands import finished
 from grpo.options import LOSS_MEANS
-from grpo.testing.commands import finished
 
 SCRIPT = Path(__file__).parent / "two_processes.py"
 EXACT = (

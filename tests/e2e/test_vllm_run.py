@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from grpo.testing.servers import ended, free_port, started
 from tests.e2e.vllm_runs import FILTERS, SMALL, module, result
+from tests.servers import ended, free_port, started
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
 

@@ -15,9 +15,9 @@ import requests
 from trl.generation.vllm_client import VLLMClient
 
 from grpo.generation.vllm.server_requests import ServerRequests
-from grpo.testing.servers import ended, free_port, started
 from grpo.utils.errors import GenerationError
 from tests.e2e.vllm_runs import FILTERS, SMALL, module, result
+from tests.servers import ended, free_port, started
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
 

@@ -15,8 +15,12 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from grpo.options import LOSS_MEANS, Rollout
-from grpo.testing import vision_policies
-from grpo.testing.stock_trl import (
+from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
+from grpo.trainer.update import step_update
+from grpo.utils.patching import replaced
+from tests import vision_policies
+from tests.derived_losses import DERIVED
+from tests.stock_trl import (
     KL_FOUR_SLICES,
     LONGEST,
     Record,
@@ -32,10 +36,6 @@ from grpo.testing.stock_trl import (
     tiny_mixture,
     train,
 )
-from grpo.trainer import DoesNotFit, ExactGRPOTrainer, Update
-from grpo.trainer.update import step_update
-from grpo.utils.patching import replaced
-from tests.derived_losses import DERIVED
 
 tiny_mixture()
 tiny_llama()  # before there are several: afterwards only the first would save its whole policy

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from grpo.config.schema import ROOT
-from grpo.testing.commands import Forked
+from grpo.extras.testing.commands import Forked
 
 SMALL = [
     "generation=vllm_colocate",

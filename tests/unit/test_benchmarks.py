@@ -15,7 +15,7 @@ from benchmarks.peers import __main__ as peers
 from benchmarks.peers.turns import Peer
 from benchmarks.preflight_cases import cases
 from grpo.config.schema import ROOT
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 
 
 def test_updates_discard_a_round_and_alternate_who_is_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 
 
 def init(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

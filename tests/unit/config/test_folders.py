@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from grpo.config.folders import VARIABLE, check_names, config_flags, config_folders
 from grpo.config.schema import ROOT
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 from grpo.utils.errors import ConfigError
 
 TASK = "# @package _global_\ntask:\n  dataset: {generator: grpo.builtin.tasks.arithmetic.rows, size: SIZE, seed: 0}\n"

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from grpo.config.secrets import is_secret, refuse_secrets, without_secrets
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 from grpo.utils.errors import ConfigError
 
 HUGGING_FACE = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"[:34]

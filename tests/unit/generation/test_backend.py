@@ -20,8 +20,8 @@ from grpo.config.schema import ROOT
 from grpo.generation.backend import Backend, backend_class
 from grpo.generation.vllm.policy_weights import merged_weights
 from grpo.options import Engine
-from grpo.testing.stock_trl import compare_engine_at, ours, reward
 from grpo.utils.errors import ConfigError, GenerationError
+from tests.stock_trl import compare_engine_at, ours, reward
 
 CALCULATOR = ROOT / "grpo" / "builtin" / "tiny_calculator"
 

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from grpo.model import policy
 from grpo.model.adapted import unfit
 from grpo.planning.fit import make_plan
-from grpo.testing.stock_trl import VOCABULARY, ours, train
 from grpo.utils.errors import ConfigError
+from tests.stock_trl import VOCABULARY, ours, train
 
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.1}

@@ -8,9 +8,9 @@ import torch
 
 from grpo.model.image_features import keep_image_features
 from grpo.model.vision import parts
-from grpo.testing import vision_policies
-from grpo.testing.stock_trl import make, relative_difference, train
 from grpo.trainer import ExactGRPOTrainer
+from tests import vision_policies
+from tests.stock_trl import make, relative_difference, train
 
 
 def patches_of(trainer: Any) -> list[int]:

@@ -15,12 +15,12 @@ from grpo.data.task import load_task
 from grpo.extras.builtin_policies.build import vision_model, vision_processor
 from grpo.model import policy
 from grpo.model.vision import detach_frozen_tower, freeze, parts
-from grpo.testing import vision_policies
-from grpo.testing.stock_trl import make, ours, relative_difference, train
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.batch import check
 from grpo.utils.errors import ConfigError
 from grpo.view.images import View
+from tests import vision_policies
+from tests.stock_trl import make, ours, relative_difference, train
 
 WIDTH = 32
 TEXT = {

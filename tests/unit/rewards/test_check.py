@@ -12,7 +12,7 @@ import pandas
 import pytest
 from omegaconf import OmegaConf
 
-from grpo.testing.commands import finished
+from grpo.extras.testing.commands import finished
 from rewards import scorer
 from rewards.boxes import overlaps, read_boxes, read_reference
 from rewards.check import fn_and_kwargs

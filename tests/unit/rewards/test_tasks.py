@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 from rewards.check import fn_and_kwargs
 from rewards.probing.tasks import rows_of
 

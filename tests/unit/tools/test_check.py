@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 
 BAD = '''
 import os, subprocess

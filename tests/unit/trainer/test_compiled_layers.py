@@ -12,12 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from grpo.options import LOSS_MEANS, Update
-from grpo.testing.stock_trl import make, relative_difference, rollouts, train
 from grpo.trainer import ExactGRPOTrainer, compiled_layers
 from grpo.trainer.shared_prompts import attention, merged, varlen
 from grpo.trainer.shared_prompts.merged import is_exact
 from grpo.trainer.shared_prompts.varlen import segments_of
 from tests.flash_kernel import Kernel
+from tests.stock_trl import make, relative_difference, rollouts, train
 
 SIZES = {"vocab_size": 87, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "head_dim": 16}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}

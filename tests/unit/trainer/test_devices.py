@@ -15,11 +15,11 @@ from trl import GRPOTrainer
 from grpo.data.task import load_held_out
 from grpo.evaluation.in_training import evaluate_policy
 from grpo.evaluation.loop import Decoding, Evaluation
-from grpo.testing.stock_trl import make, ours, relative_difference, train
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.batch import idle
 from grpo.trainer.placement import train_in_float32
 from rewards.isolation.reward import Reward
+from tests.stock_trl import make, ours, relative_difference, train
 
 
 def test_a_policy_spread_over_gpus_is_refused_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

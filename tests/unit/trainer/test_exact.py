@@ -11,8 +11,8 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from benchmarks.exactness import CASES, compare
-from grpo.testing.stock_trl import SMALL, make, ours, relative_difference, train
 from grpo.trainer import ExactGRPOTrainer, Update
+from tests.stock_trl import SMALL, make, ours, relative_difference, train
 
 TRL_METRICS = ("loss", "grad_norm", "entropy", "kl", "clip_ratio/", "cispo_clip_ratio", "vespo/", "policy_loss")
 
@@ -230,7 +230,7 @@ def test_nothing_of_a_step_that_failed_reaches_a_second_training(tmp_path: Path)
     with pytest.raises(RuntimeError, match="network"):
         trainer.train()
     assert trainer.slices
-    trainer.generations = -1  # the rollouts of `grpo.testing.stock_trl` count them
+    trainer.generations = -1  # the rollouts of `tests.stock_trl` count them
     again = train(trainer)
     for gradient, first in zip(again.gradients, untouched.gradients, strict=True):
         assert relative_difference(gradient, first) <= 1e-6

@@ -12,7 +12,7 @@ from transformers.integrations import hub_kernels
 from trl import GRPOTrainer
 
 from grpo.options import Update
-from grpo.testing.stock_trl import doubled, make, ours, relative_difference, train
+from tests.stock_trl import doubled, make, ours, relative_difference, train
 
 KERNEL = "kernels-community/flash-attn2"
 

@@ -13,10 +13,10 @@ from trl import GRPOTrainer
 from benchmarks.exactness import FOUR, IMAGES, compare
 from grpo.generation.transformers.growing_cache import CACHE
 from grpo.options import Rollout, Update
-from grpo.testing.stock_trl import make, relative_difference, train
-from grpo.testing.vision_policies import FAMILIES, METHODS, idefics, options, problems
 from grpo.trainer import ExactGRPOTrainer
 from grpo.view.images import View
+from tests.stock_trl import make, relative_difference, train
+from tests.vision_policies import FAMILIES, METHODS, idefics, options, problems
 
 
 @pytest.mark.parametrize("case", IMAGES)

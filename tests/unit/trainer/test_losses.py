@@ -10,7 +10,8 @@ from trl import GRPOTrainer
 from grpo import losses
 from grpo.losses import dppo
 from grpo.options import Update
-from grpo.testing.stock_trl import (
+from tests.derived_losses import DPPO, MAXRL, ByEquation11, ByTheorem2
+from tests.stock_trl import (
     KL_FOUR_SLICES,
     ROUNDING,
     SMALL,
@@ -21,7 +22,6 @@ from grpo.testing.stock_trl import (
     relative_difference,
     train,
 )
-from tests.derived_losses import DPPO, MAXRL, ByEquation11, ByTheorem2
 
 KL = {"beta": 0.04, "num_iterations": 2, "max_steps": 4}
 

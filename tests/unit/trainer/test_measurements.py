@@ -2,10 +2,10 @@ from pathlib import Path
 
 import torch
 
-from grpo.testing.stock_trl import ours, train
 from grpo.trainer import Update
 from grpo.trainer.measurements import MemoryReadings
 from tests.cuda_driver import GB, CudaDriver
+from tests.stock_trl import ours, train
 
 MB = 2**20
 

@@ -10,8 +10,8 @@ import torch
 
 from grpo.generation.transformers import continuous_batching
 from grpo.generation.transformers.growing_cache import CACHE
-from grpo.testing.stock_trl import Record, doubled, ours, relative_difference, train
 from grpo.trainer import DoesNotFit, Update
+from tests.stock_trl import Record, doubled, ours, relative_difference, train
 
 UpdateValues = tuple[int, bool, bool]
 

@@ -13,8 +13,8 @@ from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl import GRPOTrainer
 
-from grpo.testing.stock_trl import VOCABULARY, make, relative_difference, rollouts, tiny_llama, train
 from grpo.trainer import ExactGRPOTrainer, Update
+from tests.stock_trl import VOCABULARY, make, relative_difference, rollouts, tiny_llama, train
 
 INVOCATION = [41, 42]
 

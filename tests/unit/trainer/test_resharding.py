@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from grpo.testing.stock_trl import ours
 from grpo.trainer.batch import Batch
 from grpo.trainer.resume import dealt, resharded
+from tests.stock_trl import ours
 
 COUNTED = {"old_per_token_logps": 0, "importance_sampling_ratio": 1, "tool_mask": 1}
 """Values of padding."""

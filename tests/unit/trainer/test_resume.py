@@ -13,11 +13,11 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from grpo.options import Rollout
-from grpo.testing.stock_trl import VOCABULARY, Record, ours, train
 from grpo.trainer import ExactGRPOTrainer, Update
 from grpo.trainer.resume import keep_steps
 from grpo.utils.manifest import difference, is_sealed
 from grpo.view.stream import NUMBER, Stream
+from tests.stock_trl import VOCABULARY, Record, ours, train
 
 PROMPTS = Dataset.from_dict({"prompt": [f"How many ? {number}" for number in range(12)]})
 TIMES = ("time/", "step_time", "memory/")

@@ -254,7 +254,7 @@ WITH_IMAGES: dict[str, dict[str, Any]] = {
     "smolvlm": {"vision_config": BY_TILE, "text_config": {"model_type": "llama"}, "scale_factor": 2},
     "idefics3": {"vision_config": BY_TILE, "text_config": {"model_type": "llama"}, "scale_factor": 2},
 }
-"""Families beside those of `grpo.testing.vision_policies`. Gemma's image tokens see each other in both directions."""
+"""Families beside those of `tests.vision_policies`. Gemma's image tokens see each other in both directions."""
 
 
 def images_of_rows(family: str, ids: torch.Tensor) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import pytest
 from torch.distributed import DistBackendError
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from grpo.extras.testing.commands import Forked
 from grpo.launching.causes import first_cause
 from grpo.run import outcome
 from grpo.run.live_page import LivePage
-from grpo.testing.commands import Forked
 from grpo.trainer.measurements import MemoryReadings
 from grpo.utils import distributed
 from grpo.utils.errors import ConfigError, GenerationError, RunError

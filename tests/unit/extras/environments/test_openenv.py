@@ -14,7 +14,7 @@ from statistics import mean
 import pytest
 
 from grpo.config.schema import ROOT
-from grpo.testing.commands import command
+from grpo.extras.testing.commands import command
 from grpo.tools.processes import Source
 from grpo.tools.running import environment_of
 

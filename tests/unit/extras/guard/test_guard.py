@@ -15,8 +15,8 @@ from transformers import TrainerCallback
 from grpo.evaluation.loop import Decoding, Evaluation
 from grpo.extras.guard.guard import FILE, Guard, guarded, sampled
 from grpo.rundir.files import read_lines
-from grpo.testing.stock_trl import Record, ours, train
 from grpo.trainer import ExactGRPOTrainer
+from tests.stock_trl import Record, ours, train
 
 HELD_OUT = 16
 SAMPLED: dict[str, Any] = {"rollout_func": None, "temperature": 1.0}

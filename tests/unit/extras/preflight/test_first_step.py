@@ -25,7 +25,7 @@ from grpo.extras.preflight.first_step import (
 )
 from grpo.extras.preflight.learning_rate import rates_of, suggested, suggestion, too_far, too_little
 from grpo.options import Update
-from grpo.testing.stock_trl import Record, ours, train
+from tests.stock_trl import Record, ours, train
 
 KINDS: dict[str, dict[str, Any]] = {
     "AdamW": {},

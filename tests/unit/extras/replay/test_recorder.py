@@ -12,7 +12,7 @@ from grpo.extras.replay.compare import Difference, Records, differences
 from grpo.extras.replay.recorder import FOLDER, recorder, step_of
 from grpo.options import Update
 from grpo.rundir.files import read_lines
-from grpo.testing.stock_trl import ours, train
+from tests.stock_trl import ours, train
 
 MOVED: dict[str, Any] = {"num_iterations": 2, "max_steps": 6, "beta": 0.05, "save_strategy": "steps", "save_steps": 2}
 """Two steps of each generation, and a reference."""

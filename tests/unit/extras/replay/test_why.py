@@ -13,8 +13,8 @@ from grpo.extras.replay.recorder import recorder
 from grpo.extras.replay.why import compared, keys_of
 from grpo.options import Update
 from grpo.rundir.files import RESOLVED_CONFIG
-from grpo.testing.stock_trl import ours, train
 from grpo.utils.errors import ConfigError
+from tests.stock_trl import ours, train
 
 
 def run_of(folder: Path, **options: Any) -> Path:

@@ -16,11 +16,11 @@ from grpo.generation.transformers.continuous_batch import ContinuousBatch, why_n
 from grpo.generation.transformers.continuous_batching import ContinuousBatching, each_alone, first_equal
 from grpo.generation.transformers.prompt_cache import why_repeated
 from grpo.generation.transformers.trial import why_not_joined
-from grpo.testing.vision_policies import FAMILIES as VISION_FAMILIES
-from grpo.testing.vision_policies import make_policy, make_processor, problems
 from grpo.utils.errors import DoesNotFit
 from grpo.view.images import prompt_of
 from tests.hybrids import HYBRIDS, NOT_CONTINUED
+from tests.vision_policies import FAMILIES as VISION_FAMILIES
+from tests.vision_policies import make_policy, make_processor, problems
 
 SIZES = {
     **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4},

@@ -13,7 +13,7 @@ from grpo.generation.transformers.continuous_batch import ContinuousBatch, why_n
 from grpo.generation.transformers.continuous_batching import ContinuousBatching, each_alone, first_equal
 from grpo.generation.transformers.settings import decoding, ends_of, only, settings_of
 from grpo.generation.transformers.trial import why_not_joined
-from grpo.testing.stock_trl import ours, tiny_llama, train
+from tests.stock_trl import ours, tiny_llama, train
 
 SIZES = {"hidden_size": 64, "vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 NAMES = ("input_ids", "attention_mask")

@@ -14,7 +14,6 @@ from grpo.generation.transformers.completer import encode
 from grpo.generation.transformers.continuous_batching import ContinuousBatching, each_alone, first_equal
 from grpo.generation.transformers.static_batch import StaticBatch, why_not_static
 from grpo.generation.transformers.trial import why_not_joined
-from grpo.testing.vision_policies import problems
 from grpo.view.images import prompt_of
 from tests.cuda_graph import Graph
 from tests.unit.generation.transformers.test_continuous_batching import (
@@ -33,6 +32,7 @@ from tests.unit.generation.transformers.test_continuous_batching import (
     policy,
     prompts,
 )
+from tests.vision_policies import problems
 
 NAMES = ("input_ids", "attention_mask")
 NOT_RECORDED = {

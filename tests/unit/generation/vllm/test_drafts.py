@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from grpo.config.schema import ROOT
+from grpo.extras.testing.commands import finished
 from grpo.generation.vllm.drafts import COUNTS, TRIALS, Drafts
-from grpo.testing.commands import finished
 
 
 class Scheduled:

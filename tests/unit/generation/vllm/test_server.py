@@ -29,8 +29,8 @@ from grpo.generation.vllm.engine import PolicyEngine
 from grpo.generation.vllm.server import check_room, check_server, check_vllm, is_taken, server_url, started_at
 from grpo.generation.vllm.server_key import KEY
 from grpo.serve import command, serve
-from grpo.testing.servers import free_port
 from grpo.utils.errors import ConfigError, GenerationError, RunError
+from tests.servers import free_port
 
 Compose = Callable[..., DictConfig]
 SERVER = "generation=vllm_server"

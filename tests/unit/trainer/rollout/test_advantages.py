@@ -8,8 +8,8 @@ import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from grpo.testing.stock_trl import make, ours, train
 from grpo.trainer.rollout.advantages import zero_variance
+from tests.stock_trl import make, ours, train
 
 NAN = float("nan")
 

@@ -16,7 +16,6 @@ from grpo.config.facts import Facts, generator_of
 from grpo.config.rules import refusal
 from grpo.generation.kept_tokens import KeptLogprob
 from grpo.options import Engine, Rollout, Update
-from grpo.testing.stock_trl import compare_engine_at, note_kept, ours
 from grpo.trainer import ExactGRPOTrainer, trl
 from grpo.trainer.rollout.async_rollouts import AsyncRollouts, Begun, Made, loaded, saved, wait_for_nobody_in_threads
 from grpo.trainer.rollout.completion import Completion
@@ -26,6 +25,7 @@ from grpo.trainer.rollout.problem_order import ProblemOrder
 from grpo.trainer.rollout.tool_calls import parsed
 from grpo.utils.errors import GenerationError
 from tests.combinations.trainings import Scripted
+from tests.stock_trl import compare_engine_at, note_kept, ours
 
 
 class Slow(Scripted):

@@ -9,8 +9,8 @@ import torch
 from trl import GRPOTrainer
 
 from grpo.options import Rollout
-from grpo.testing.stock_trl import make, ours, relative_difference, reward, rollouts, train
 from grpo.trainer.rollout.degenerate import Degenerate, repetition
+from tests.stock_trl import make, ours, relative_difference, reward, rollouts, train
 
 
 def repeating(prompts: list[str], trainer: Any) -> dict[str, Any]:

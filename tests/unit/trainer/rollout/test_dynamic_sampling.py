@@ -11,7 +11,11 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from grpo.options import Rollout
-from grpo.testing.stock_trl import (
+from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.rollout.completion import Completion
+from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
+from grpo.trainer.rollout.problem_order import ProblemOrder
+from tests.stock_trl import (
     KL_FOUR_SLICES,
     ROUNDING,
     doubled,
@@ -23,10 +27,6 @@ from grpo.testing.stock_trl import (
     reward,
     train,
 )
-from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.rollout.completion import Completion
-from grpo.trainer.rollout.dynamic_sampling import DynamicSampling
-from grpo.trainer.rollout.problem_order import ProblemOrder
 
 ON = Rollout(dynamic_sampling=True)
 

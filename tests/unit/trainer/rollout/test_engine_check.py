@@ -10,11 +10,11 @@ from peft import LoraConfig
 from transformers import AutoModelForImageTextToText, InternVLConfig, InternVLVisionConfig, LlamaConfig
 
 from grpo.run.callbacks import MetricsFile
-from grpo.testing.stock_trl import VOCABULARY, ScriptedEngine, ours, rollouts, tiny_llama
 from grpo.trainer import ExactGRPOTrainer
 from grpo.trainer.rollout import engine_check
 from grpo.trainer.rollout.engine_check import EngineCheck, difference, tolerance
 from grpo.utils.errors import GenerationError
+from tests.stock_trl import VOCABULARY, ScriptedEngine, ours, rollouts, tiny_llama
 
 NAN = float("nan")
 

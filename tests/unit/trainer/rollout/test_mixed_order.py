@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from grpo.generation.transformers.continuous_batching import ContinuousBatching
 from grpo.options import Mixture
-from grpo.testing.stock_trl import ours, reward, train
 from grpo.trainer.rollout.completer import Completer
 from grpo.trainer.rollout.mixed_order import MixedOrder
 from grpo.trainer.rollout.problem_order import ProblemOrder
+from tests.stock_trl import ours, reward, train
 
 TASKS = ["a"] * 30 + ["b"] * 7 + ["c"] * 11
 

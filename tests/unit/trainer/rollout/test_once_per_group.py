@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.testing.vision_policies import FAMILIES, idefics, make_processor, problems
 from grpo.trainer.rollout.image_tokens import as_tensors
 from grpo.trainer.rollout.once_per_group import once_per_group
+from tests.vision_policies import FAMILIES, idefics, make_processor, problems
 
 
 def flat(found: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.options import Rollout
-from grpo.testing.stock_trl import ours
 from grpo.trainer.rollout.advantages import normalized
 from grpo.trainer.rollout.pass_at_k import best_of
+from tests.stock_trl import ours
 
 NAN = float("nan")
 

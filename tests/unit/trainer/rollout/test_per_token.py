@@ -8,8 +8,8 @@ import torch
 from trl import GRPOTrainer
 from trl.kernels import chunked_logprob
 
-from grpo.testing.stock_trl import ours, tiny_llama
 from grpo.utils.limits import CACHED_LOGITS
+from tests.stock_trl import ours, tiny_llama
 
 COMPLETIONS, LENGTH = 8, 20
 

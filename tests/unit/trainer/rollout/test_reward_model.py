@@ -11,13 +11,13 @@ from trl import GRPOTrainer
 
 from grpo.config.schema import ROOT
 from grpo.options import Update
-from grpo.testing.stock_trl import LONGEST, make, ours, train
 from grpo.trainer.measurements import MemoryReadings
 from grpo.trainer.rollout.reward_model import MicrobatchedRewardModel
 from grpo.trainer.token_budget import TokenBudget
 from grpo.utils.errors import DoesNotFit
 from rewards.model import model
 from rewards.scorer import load
+from tests.stock_trl import LONGEST, make, ours, train
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from grpo.testing.stock_trl import VOCABULARY, make
-from grpo.testing.vision_policies import options
 from grpo.trainer import ExactGRPOTrainer, Update
 from grpo.trainer.rollout import thumbnails
 from grpo.trainer.rollout.thumbnails import SIDE, Thumbnails, reduced, without_images
+from tests.stock_trl import VOCABULARY, make
+from tests.vision_policies import options
 
 
 def picture(seed: int, width: int = 300, height: int = 200) -> Image.Image:

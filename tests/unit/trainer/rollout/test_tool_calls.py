@@ -24,7 +24,13 @@ from grpo.evaluation.in_training import evaluate_policy
 from grpo.evaluation.loop import Decoding, Evaluation
 from grpo.options import Rollout
 from grpo.reporting.completions import said
-from grpo.testing.stock_trl import (
+from grpo.trainer import ExactGRPOTrainer
+from grpo.trainer.rollout.episodes import answers
+from grpo.trainer.rollout.image_tokens import check_sees, without_image_tokens
+from grpo.trainer.rollout.tool_calls import loggable, parsed, valid
+from grpo.utils.errors import GenerationError
+from rewards.isolation.reward import Reward
+from tests.stock_trl import (
     KL_FOUR_SLICES,
     ROUNDING,
     SMALL,
@@ -36,13 +42,7 @@ from grpo.testing.stock_trl import (
     tiny_llama,
     train,
 )
-from grpo.testing.vision_policies import make_policy, make_processor, problems
-from grpo.trainer import ExactGRPOTrainer
-from grpo.trainer.rollout.episodes import answers
-from grpo.trainer.rollout.image_tokens import check_sees, without_image_tokens
-from grpo.trainer.rollout.tool_calls import loggable, parsed, valid
-from grpo.utils.errors import GenerationError
-from rewards.isolation.reward import Reward
+from tests.vision_policies import make_policy, make_processor, problems
 
 TOKENIZER = AutoTokenizer.from_pretrained(ROOT / "grpo" / "builtin" / "tiny_calculator")
 QUESTIONS = [f"Mia has {number} apples. How many apples does she have now?" for number in range(48)]

@@ -14,10 +14,10 @@ from transformers import LlamaForCausalLM
 from grpo.generation.backend import Backend
 from grpo.generation.kept_tokens import KeptLogprob
 from grpo.options import Engine
-from grpo.testing.stock_trl import compare_engine_at, ours, tiny_llama
 from grpo.trainer.rollout import truncated_sampling
 from grpo.trainer.rollout.truncated_sampling import over
 from grpo.utils.errors import GenerationError
+from tests.stock_trl import compare_engine_at, ours, tiny_llama
 
 VOCABULARY = 20
 FILTERS: dict[str, dict[str, Any]] = {

@@ -13,10 +13,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from grpo.testing.stock_trl import make, train
 from grpo.trainer import ExactGRPOTrainer, Update
 from grpo.trainer.update import activation_offload
 from grpo.trainer.update.activation_offload import ActivationOffload
+from tests.stock_trl import make, train
 
 CHECKPOINTED: dict[str, Any] = {"gradient_checkpointing": True, "max_steps": 2}
 

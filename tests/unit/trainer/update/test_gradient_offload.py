@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from grpo.testing.stock_trl import doubled, make, train
 from grpo.trainer import ExactGRPOTrainer, Update
 from grpo.trainer.update.gradient_offload import OffloadedGradients
+from tests.stock_trl import doubled, make, train
 
 PARTS = Update(max_tokens_per_microbatch=100, share_prompts=False)  # several micro-batches a step, so sums
 

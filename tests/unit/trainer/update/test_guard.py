@@ -12,8 +12,8 @@ from accelerate.state import AcceleratorState
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from grpo.testing.stock_trl import ours, train
 from grpo.trainer import ExactGRPOTrainer, Update
+from tests.stock_trl import ours, train
 
 
 class States(TrainerCallback):

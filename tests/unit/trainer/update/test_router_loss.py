@@ -9,9 +9,9 @@ from peft import LoraConfig
 from trl import GRPOTrainer
 
 from grpo.options import LOSS_MEANS
-from grpo.testing.stock_trl import KL_FOUR_SLICES, make, ours, relative_difference, tiny_mixture, train
 from grpo.trainer import ExactGRPOTrainer, Update
 from tests.derived_losses import AS_TRL, MAXRL
+from tests.stock_trl import KL_FOUR_SLICES, make, ours, relative_difference, tiny_mixture, train
 
 SPLIT, SHARED = Update(100, share_prompts=False), Update(40)
 FOUR = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4}

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 from trl import GRPOTrainer
 
 from grpo.options import Rollout, Update
-from grpo.testing.stock_trl import make, ours, train
 from grpo.trainer.update import token_values
 from grpo.trainer.update.token_values import TokenValues, texts
+from tests.stock_trl import make, ours, train
 
 MOVED: dict[str, Any] = {"num_iterations": 2, "max_steps": 4, "learning_rate": 2e-2, "epsilon": 0.05}
 """Every second step has a policy that has moved away from the one that generated."""

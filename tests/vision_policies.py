@@ -31,7 +31,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from grpo.config.schema import ROOT
 from grpo.model.vision import freeze, parts
-from grpo.testing.stock_trl import rollouts
+from tests.stock_trl import rollouts
 
 FAMILIES = ("llava_next", "qwen2_vl", "qwen2_5_vl")
 METHODS = ("full", "frozen tower", "LoRA", "LoRA of the tower too")
@@ -168,7 +168,7 @@ def fixed(prompts: list, trainer: Any) -> dict[str, Any]:
 
 
 def options(family: str, method: str) -> dict[str, Any]:
-    """Arguments of `grpo.testing.stock_trl.make` for a policy of a family; LoRA's adapters are random, and not zero."""
+    """Arguments of `tests.stock_trl.make` for a policy of a family; LoRA's adapters are random, and not zero."""
     processor = make_processor(family)
     model = make_policy(family, processor)
     freeze(model, ["vision"] if method == "frozen tower" else [])

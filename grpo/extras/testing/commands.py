@@ -26,7 +26,7 @@ from typing import Any
 from grpo.utils.patching import replaced
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["grpo.testing.preloaded"])
+FORKS.set_forkserver_preload(["grpo.extras.testing.preloaded"])
 CLONE_NEWNS, CLONE_NEWNET = 0x20000, 0x40000000
 REGISTER = "FORKED_PROCESSES"
 """Environment variable: a folder with a file per forked process, as they all look alike from outside."""

@@ -1,4 +1,4 @@
-"""Libraries that take seconds to import; `grpo.testing.commands` forks processes that have them already."""
+"""Libraries that take seconds to import; `grpo.extras.testing.commands` forks processes that have them already."""
 
 import gc
 import os

@@ -1,0 +1,1 @@
+"""Commands of users in the processes of tests and benchmarks."""

@@ -1,1 +1,0 @@
-"""Helpers of tests and benchmarks; no other module of `grpo` imports them."""
