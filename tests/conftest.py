@@ -45,10 +45,10 @@ for library in ("transformers", "trl", "accelerate", "torch"):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draw a sixth of the long tests by the commit in DRAWN_BY, which `.ci/run` sets."""
+    """Draw an eighth of the long tests by the commit in DRAWN_BY, which `.ci/run` sets."""
     if commit := os.environ.get("DRAWN_BY"):
         long = [item for item in items if item.get_closest_marker("long")]
-        others = set(long) - set(random.Random(commit).sample(long, -(-len(long) // 6)))
+        others = set(long) - set(random.Random(commit).sample(long, -(-len(long) // 8)))
         config.hook.pytest_deselected(items=list(others))
         items[:] = [item for item in items if item not in others]
 
