@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from grpo.rundir.files import read_lines, write_lines
 from grpo.rundir.set_aside import set_aside
@@ -62,20 +62,11 @@ class MetricsFile(TrainerCallback):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and self.path.exists():  # a continued run repeats steps after its checkpoint
             write_lines(self.path, [row for row in read_lines(self.path) if row["step"] <= state.global_step])
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs or not logs.keys() & {"reward", "engine/is_policy"}:
             return
         row = {"step": state.global_step, **logs}
@@ -90,9 +81,7 @@ class SetAside(TrainerCallback):
     def __init__(self, run_dir: Path, console: Console) -> None:
         self.run_dir, self.console = run_dir, console
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and (folder := set_aside(self.run_dir, state.global_step, state.max_steps)):
             text = f"results after step {state.global_step} of an earlier start are in {shown(folder)}"
             log.warning("%s", text)
@@ -111,14 +100,7 @@ class MismatchWarning(TrainerCallback):
         self.console, self.train = console, train
         self.warned = False
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         difference = (logs or {}).get(self.METRIC, 0.0)
         if not (difference <= MISMATCH or self.warned):
             self.warned = True
@@ -170,7 +152,7 @@ class StopOnSignal(TrainerCallback):
         if not first and number == signal.SIGINT:
             raise KeyboardInterrupt("interrupted at once, without a checkpoint of the last steps")
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if any_of(bool(self.received)):  # all stop, or none
             self.received = self.received or "a signal to another process"
             control.should_save = control.should_training_stop = True
@@ -182,9 +164,7 @@ class WhenSharded(TrainerCallback):
     def __init__(self, stop: StopOnSignal, evaluate: Callable[[], None]) -> None:
         self.stop, self.evaluate = stop, evaluate
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.stop.begin("evaluating before the training")
         self.evaluate()
         self.stop.begin(None)
@@ -199,7 +179,7 @@ class DiskGuard(TrainerCallback):
         self.checkpoint_bytes: int | None = None
         """Size of the last checkpoint, until the warning."""
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         name = shown(self.run_dir)
         try:
             same = os.path.samestat(self.run_dir.stat(), os.fstat(self.folder))
@@ -215,7 +195,7 @@ class DiskGuard(TrainerCallback):
             self.console.print(text, style="yellow", soft_wrap=True)
             self.checkpoint_bytes = None
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             files = (self.run_dir / f"checkpoint-{state.global_step}").rglob("*")
             self.checkpoint_bytes = sum(file.stat().st_size for file in files if file.is_file())
@@ -232,7 +212,7 @@ class HostMemoryGuard(TrainerCallback):
         self.limit_gb = limit_gb
         self.reason: str | None = None
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         used, limit = (size / GB for size in host_memory())
         limit = self.limit_gb or limit
         if any_of(used > HOST_LIMIT * limit):  # all stop, or none

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from grpo.utils.distributed import log_name
 
@@ -36,13 +36,11 @@ class LivePage(TrainerCallback):
         """When the training began, by `time.monotonic`; None before, and where no process is to be started any more."""
         self.process: subprocess.Popen | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self.begun = time.monotonic()
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.begun is not None and time.monotonic() - self.begun >= EVERY:
             self.begun = None
             try:

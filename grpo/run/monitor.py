@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 from rich.console import Console
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from grpo.trainer.measurements import MemoryReadings
 from grpo.utils.distributed import own_name
@@ -82,14 +82,7 @@ class Monitor(TrainerCallback):
             log.warning("%s", text)
             self.console.print(text, style="yellow", soft_wrap=True)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add the mean utilization since the last log to `logs`, which later callbacks write down."""
         percentages, self.percentages = self.percentages, []
         if logs is not None and percentages:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from grpo.evaluation.by_task import file_of
 from grpo.evaluation.in_training import evaluate_policy
@@ -84,9 +84,7 @@ class Guard(TrainerCallback):
         self.saving: float | None = None
         """When a checkpoint was asked for that would not have been saved without the guard."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Continue with the looks up to this step; without any, look now."""
         self.started = time.monotonic()
         file = self.folder / FILE
@@ -103,19 +101,17 @@ class Guard(TrainerCallback):
             self.on_save(args, state, control)
             control.should_save = False
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Look at every `every`-th step, and at the last."""
         if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
             self.look(state, control)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Count the time of a checkpoint of the guard's."""
         if self.saving:
             self.seconds, self.saving = self.seconds + time.monotonic() - self.saving, None
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Load the best checkpoint, and report."""
         best = self.best(state)
         if best and best["step"] != state.global_step:

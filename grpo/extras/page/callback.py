@@ -54,9 +54,7 @@ class Page(TrainerCallback):
         self.summary: dict[str, Any] | None = None
         """Content of `summary.json`, from the first logged step on."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         folder = Path(args.output_dir)
@@ -73,7 +71,7 @@ class Page(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        logs: dict[str, Any] | None = None,
+        logs: Any = None,
         model: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -88,9 +86,7 @@ class Page(TrainerCallback):
             write_json(Path(args.output_dir) / "summary.json", self.summary | {"status": "running"})
         self.live.on_log(args, state, control)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.live is None or self.summary is None:
             return
         folder, ended = Path(args.output_dir), state.global_step >= state.max_steps

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+from transformers import TrainerCallback, TrainerState, set_seed
 
 from grpo.config.facts import sharding_strategy
 from grpo.options import steps_in_backward
@@ -125,9 +125,7 @@ class LineOfRates(TrainerCallback):
         self.steps: list[Step] = []
         self.seconds: float | None = None
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.global_step:  # the second step, whose time includes no warm-up
             seconds = time.perf_counter() - self.batches.made_at
             self.seconds = seconds / len(self.batches.batches[-1]["completion_ids"])

@@ -12,7 +12,7 @@ from typing import Any
 
 from huggingface_hub import HfApi
 from omegaconf import DictConfig
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from grpo.extras.publishing.hub import reason, upload
 from grpo.reporting.model_card import model_card
@@ -39,7 +39,7 @@ class Pusher(TrainerCallback):
         self.uploads = ThreadPoolExecutor(max_workers=1)
         self.last: Future[None] | None = None
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         busy = self.last is not None and not self.last.done()
         if not state.is_world_process_zero or (busy and not args.hub_always_push):
             return
@@ -65,9 +65,7 @@ class Pusher(TrainerCallback):
         finally:
             remove(folder)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.uploads.shutdown()
 
 

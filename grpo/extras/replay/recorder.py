@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from grpo.extras.replay.fingerprint import digest, fingerprints
 from grpo.extras.replay.origin import ORIGIN, origin_of
@@ -161,9 +161,7 @@ class Recorder(TrainerCallback, Stage, Watcher):
         """Drop the micro-batches of a step that begins again."""
         self.scores = []
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Forget what is of steps that are repeated, and write down weights and optimizer as the training begins."""
         step = state.global_step
         for file in self.files():
@@ -179,9 +177,7 @@ class Recorder(TrainerCallback, Stage, Watcher):
         if not self.file("update", step).exists():
             self.write_file("update", step, self.state_of(kwargs["model"], kwargs["optimizer"]))
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Keep fingerprints of the gradient, clipped, and the learning rate."""
         offloaded = self.trainer.step_update.offloaded
         places = offloaded.memory if offloaded else {}
@@ -193,7 +189,7 @@ class Recorder(TrainerCallback, Stage, Watcher):
         rates = [group["lr"] for group in kwargs["optimizer"].param_groups]
         self.update = {"gradient": gradients, "learning_rate": list(map(float, dict.fromkeys(rates)))}
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Write down the update of a step, and remove what is too old."""
         size = self.trainer.args.generation_batch_size
         log_probs, loss = {}, 0.0
