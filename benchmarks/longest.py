@@ -16,8 +16,8 @@ from rich.progress import track
 
 from grpo.config import gpus
 from grpo.config.schema import ROOT, register
+from grpo.extras.plan_tables.longest import GENERATION, longest, methods
 from grpo.planning.advice import Planner
-from grpo.planning.longest import GENERATION, longest, methods
 
 FILE = Path(__file__).with_suffix(".json")
 MODELS = {"Qwen2.5-3B": "qwen2_5_3b", "Qwen3-8B": "qwen3_8b", "Llama-3.1-8B": "llama3_1_8b"}

@@ -29,9 +29,9 @@ from benchmarks.update import TOY
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT, register
 from grpo.extras.measuring.training import random_trainer
+from grpo.extras.plan_tables.table import LEAST, METHODS
 from grpo.planning.advice import Planner
 from grpo.planning.fit import HEADROOM, make_plan
-from grpo.planning.table import LEAST, METHODS
 from grpo.utils.limits import GB
 
 TIMEOUT = 400

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grpo.cli import Parser, leave, quick_imports
 from grpo.extras.publishing import gguf, hub
-from grpo.reporting.model_card import model_card
+from grpo.extras.publishing.model_card import model_card
 from grpo.rundir.history import named_run
 from grpo.rundir.run_dir import Run, read_run
 from grpo.utils.atomic import atomic

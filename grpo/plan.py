@@ -79,13 +79,13 @@ def show_many(config: DictConfig, overrides: list[str], run_dir: Path) -> None:
     if config.plan.table and config.plan.longest:
         raise ConfigError("plan.table=true plan.longest=true: one table at a time")
     if config.plan.table:
-        from grpo.planning.table import draw
-        from grpo.planning.table import plan_cells as planned
-        from grpo.planning.table import show as show_table
+        from grpo.extras.plan_tables.table import draw
+        from grpo.extras.plan_tables.table import plan_cells as planned
+        from grpo.extras.plan_tables.table import show as show_table
     else:
-        from grpo.planning.longest import draw
-        from grpo.planning.longest import longest_completions as planned
-        from grpo.planning.longest import show as show_table
+        from grpo.extras.plan_tables.longest import draw
+        from grpo.extras.plan_tables.longest import longest_completions as planned
+        from grpo.extras.plan_tables.longest import show as show_table
     content = planned(overrides)
     text, picture = json.dumps(content, indent=2), run_dir / "plan.png"
     (run_dir / "plan.json").write_text(text + "\n")

@@ -13,12 +13,12 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.table import Table
 
 from grpo.cli import Parser, leave
+from grpo.extras.page.watch import watch
 from grpo.reporting.comparison import comparison_of
 from grpo.reporting.content import completions_of, content_of, followed
 from grpo.reporting.listing import COLUMNS, listed, runs_in
 from grpo.reporting.page import named, write_comparison, write_report
 from grpo.reporting.text import show_comparison, show_content
-from grpo.reporting.watch import watch
 from grpo.rundir.history import named_run
 from grpo.rundir.run_dir import is_run, read_run
 from grpo.rundir.sweep_dir import is_sweep

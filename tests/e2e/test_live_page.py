@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+from grpo.extras.page.watch import Server
 from grpo.extras.testing.commands import Forked
 from grpo.reporting.page import write_report
-from grpo.reporting.watch import Server
 from grpo.rundir.sweep_dir import SWEEP
 from tests.page_fixtures import write_run
 

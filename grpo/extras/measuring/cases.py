@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from hydra import compose
 
 from grpo.config.check import check
+from grpo.extras.plan_tables.table import CHECKPOINTED, METHODS
 from grpo.planning.fit import Plan, make_plan
 from grpo.planning.machine import machine_for
-from grpo.planning.table import CHECKPOINTED, METHODS
 
 ROOM = 0.8
 """Fraction of the GPU's free memory that a case may take; its model has fewer layers where all would take more."""

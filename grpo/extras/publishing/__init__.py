@@ -1,1 +1,1 @@
-"""Doors to other programs: repositories of the hub, files of llama.cpp."""
+"""The result of a run for other programs: repositories of the hub, their model card, files of llama.cpp."""

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from transformers import TrainerCallback, TrainerState
 
 from grpo.extras.publishing.hub import reason, upload
-from grpo.reporting.model_card import model_card
+from grpo.extras.publishing.model_card import model_card
 from grpo.rundir.run_dir import read_run
 from grpo.utils.atomic import remove
 

@@ -9,10 +9,10 @@ from omegaconf import DictConfig
 
 from grpo.config import devices
 from grpo.config.check import check
+from grpo.extras.plan_tables.table import plan_cells
 from grpo.planning import fit, machine
 from grpo.planning.advice import advise
 from grpo.planning.fit import make_plan
-from grpo.planning.table import plan_cells
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import GB
 

@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks.longest import CLAIMS, FILE, beside, lengths
 from grpo.config.schema import ROOT
+from grpo.extras.plan_tables.longest import LENGTH, methods
+from grpo.extras.plan_tables.table import METHODS
 from grpo.planning import machine
 from grpo.planning.advice import Planner
-from grpo.planning.longest import LENGTH, methods
-from grpo.planning.table import METHODS
 
 CONTENT = json.loads(FILE.read_text())
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from grpo import report
-from grpo.reporting import watch
+from grpo.extras.page import watch
+from grpo.extras.page.watch import Server
 from grpo.reporting.page import write_report
-from grpo.reporting.watch import Server
 from grpo.rundir.sweep_dir import SWEEP
 from tests.page_fixtures import write_run
 

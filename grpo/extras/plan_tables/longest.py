@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
 
+from grpo.extras.plan_tables.table import CHECKPOINTED
 from grpo.planning.advice import Planner
 from grpo.planning.from_config import find_shape
 from grpo.planning.machine import machine_for
 from grpo.planning.sharding import sharding_of
-from grpo.planning.table import CHECKPOINTED
 from grpo.utils.errors import ConfigError
 from grpo.utils.limits import GB
 from grpo.utils.terminal import plain_console

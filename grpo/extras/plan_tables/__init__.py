@@ -1,0 +1,1 @@
+"""Tables of plans: the memory of models by methods, and the longest completion that fits."""
