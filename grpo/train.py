@@ -17,7 +17,8 @@ from omegaconf import DictConfig
 
 from grpo.cli import WANTS_TRACEBACK, leave, quick_imports, start
 from grpo.config.batch import node_range
-from grpo.config.check import check_deepspeed, check_files_of_rewards, check_report_to
+from grpo.config.check import check_deepspeed, check_report_to
+from grpo.config.check_rewards import check_files_of_rewards
 from grpo.config.facts import generator_of
 from grpo.config.resolve import resolve
 from grpo.config.schema import ROOT

@@ -1,17 +1,16 @@
 """Checks of a configuration, with one-line errors: key, likely intention, possible values. No heavy imports."""
 
 import re
-from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, ValidationError
 
 from grpo import losses
 from grpo.config.batch import check_batch, check_groups, processes
 from grpo.config.check_mixture import check_mixture
+from grpo.config.check_rewards import check_concise, check_names_of_rewards, check_rewards
 from grpo.config.devices import check_device, check_facts, vendor_of
 from grpo.config.facts import Facts, generator_of, is_quantized, sharding_strategy
 from grpo.config.library import GRPO_CONFIG, LORA_CONFIG, library_fields, optimizer_names
@@ -19,18 +18,16 @@ from grpo.config.messages import GGUF, REMOVED, elsewhere, meant
 from grpo.config.mixture import generated
 from grpo.config.nodes import check_range
 from grpo.config.rules import refusal
-from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL, Reward
+from grpo.config.schema import GROUPS, NOT_SETTABLE, PARTS, REWARD_MODEL
 from grpo.config.streaming import check_streaming
-from grpo.config.tools import check_tools, is_taskset
+from grpo.config.tools import check_tools
 from grpo.config.transport import why_merged
 from grpo.config.values import check_values
 from grpo.options import LOSS_MEANS, VLLM, Engine, Rollout, Update
 from grpo.utils.distributed import is_launched
 from grpo.utils.errors import ConfigError
 from grpo.utils.local_gpu import local_gpu
-from grpo.utils.table import OF_COMPLETIONS
 
-CONCISE = "rewards.concise.concise"
 LEVELS = ("token", "sequence")
 TRACKING = ("trackio", "wandb")
 """Services in the extra `tracking`."""
@@ -109,18 +106,6 @@ def facts_of(config: DictConfig) -> Facts:
     )
 
 
-def check_concise(config: DictConfig) -> None:
-    """Check that a reward of this run decides which completions are correct."""
-    grader = config.task.eval.reward
-    for name, reward in config.reward.items():
-        refers = reward.get("fn") == CONCISE and OmegaConf.is_interpolation(reward.get("kwargs"), "grader")
-        if refers and (grader == name or grader not in config.reward):
-            raise ConfigError(
-                f"reward.{name}: task.eval.reward={grader} has to be another reward of this run, as it decides which "
-                "completions are correct; for example reward=[correctness,concise]"
-            )
-
-
 def check_top_level(config: DictConfig) -> None:
     """Check that each group is in the schema, or is a value that others refer to; `+name=value` bypasses the schema."""
     for key, instead in REMOVED.items():
@@ -132,65 +117,6 @@ def check_top_level(config: DictConfig) -> None:
             places = " or ".join(elsewhere(name))
             known = f"; did you mean {places}?" if places else meant(name, GROUPS)
             raise ConfigError(f"{name}: no such group{known}; and no value refers to it as ${{{name}}}")
-
-
-def check_names_of_rewards(config: DictConfig) -> None:
-    """Check that each reward stands below its name, and that one of them has a weight."""
-    for key, reward in config.reward.items():
-        if not isinstance(reward, DictConfig):
-            raise ConfigError(
-                f"reward.{key}={reward}: the keys of a reward stand below its name, {{mine: {{fn: …, weight: 1}}}}, "
-                "as in conf/reward/format.yaml"
-            )
-    if config.reward and not any(reward.get("weight", 1.0) for reward in config.reward.values()):
-        raise ConfigError("reward: all weights are 0, so that no completion is better than another")
-
-
-def check_rewards(config: DictConfig) -> None:
-    """Check that there is a reward function, and the keys of every reward."""
-    if config.train.remove_unused_columns:
-        raise ConfigError(
-            "train.remove_unused_columns=true: rewards and tools need the columns of the data; leave it out"
-        )
-    if not config.reward and not config.task.environment and not is_taskset(config.task):
-        raise ConfigError("reward: a run needs at least one reward function, for example reward=[correctness]")
-    if config.train.reward_weights is not None:
-        raise ConfigError("train.reward_weights: a weight stands beside its function, reward.<name>.weight=0.5")
-    for key in sorted(OmegaConf.missing_keys(config.reward)):
-        raise ConfigError(f"{key}: needs a value")
-    for name, reward in config.reward.items():
-        check_reward(f"reward.{name}", reward)
-        if name in OF_COMPLETIONS:
-            raise ConfigError(f"reward.{name}: a table of completions has this column; give the reward another name")
-        if reward.fn != REWARD_MODEL:
-            continue
-        model = str(reward.kwargs.model_name_or_path)
-        if model.startswith(("/", ".")) and not (Path(model) / "config.json").is_file():
-            raise ConfigError(f"reward.{name}.kwargs.model_name_or_path={model}: there is no model in this folder")
-        if reward.get("weight", 1.0) and config.rollout.dynamic_sampling:
-            reason = f"those of reward.{name}, a reward model, are never equal"
-            raise ConfigError(f"rollout.dynamic_sampling=true: it replaces groups of equal rewards, and {reason}")
-
-
-def check_reward(where: str, reward: DictConfig) -> None:
-    """Check the keys and values of a reward."""
-    try:
-        options = OmegaConf.merge(OmegaConf.structured(Reward), reward)
-    except (ConfigKeyError, ValidationError) as error:
-        key, problem = str(error.full_key), str(error).splitlines()[0]
-        known = [field.name for field in fields(Reward)]
-        unknown = isinstance(error, ConfigKeyError)
-        raise ConfigError(f"{where}.{key}: {'no such key' + meant(key, known) if unknown else problem}") from error
-    if OmegaConf.is_missing(options, "fn"):
-        raise ConfigError(
-            f"{where}.fn: needs a value, package.module.function, path/to/file.py:function or an entry point"
-        )
-    if options.timeout <= 0:
-        raise ConfigError(f"{where}.timeout={options.timeout:g}: a positive number of seconds is needed")
-    if options.workers < 1:
-        raise ConfigError(f"{where}.workers={options.workers}: a positive whole number is needed")
-    if options.on_error not in ("skip", "raise"):
-        raise ConfigError(f"{where}.on_error={options.on_error}: unknown{meant(options.on_error, ('skip', 'raise'))}")
 
 
 def check_images(config: DictConfig) -> None:
@@ -302,14 +228,6 @@ def check_callbacks(config: DictConfig) -> None:
                 f"train.save_total_limit={train.save_total_limit} keeps reach {reach} steps back; "
                 f"train.save_total_limit={limit}, or fewer steps"
             )
-
-
-def check_files_of_rewards(rewards: DictConfig) -> None:
-    """Check that the files of reward functions are there; a plan, and an evaluation elsewhere, do not need them."""
-    for name, reward in rewards.items():
-        file = Path(str(reward.fn).rpartition(":")[0])
-        if file.suffix == ".py" and not file.is_file():
-            raise ConfigError(f"reward.{name!s}.fn: there is no file {file.absolute()}")
 
 
 def check_report_to(train: DictConfig) -> None:

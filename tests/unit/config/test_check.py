@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from grpo.config import facts
 from grpo.config.batch import check_groups, check_whole_groups
-from grpo.config.check import check, check_deepspeed, check_files_of_rewards, check_report_to, check_shard
+from grpo.config.check import check, check_deepspeed, check_report_to, check_shard
+from grpo.config.check_rewards import check_files_of_rewards
 from grpo.config.facts import sharding_strategy
 from grpo.config.messages import meant
 from grpo.options import LOSS_MEANS
