@@ -1,6 +1,5 @@
 """Common code of the commands: one-line errors on stderr, and exit statuses."""
 
-import argparse
 import contextlib
 import gc
 import logging
@@ -40,13 +39,6 @@ from rewards.isolation.extras import not_installed
 from rewards.isolation.process import check_system
 
 WANTS_TRACEBACK = "HYDRA_FULL_ERROR" in os.environ
-
-
-class Parser(argparse.ArgumentParser):
-    """Reads words behind a command; wrong ones end with a one-line error, without the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        leave(ConfigError(message), self.prog.removeprefix("python -m "))
 
 
 def leave(error: Exception, program: str) -> NoReturn:

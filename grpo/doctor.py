@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.text import Text
 
-from grpo.cli import Parser, leave
+from grpo.cli import leave
 from grpo.extras.doctor.diagnose import diagnose, open_questions
 from grpo.extras.doctor.diagnosis import Diagnosis
 from grpo.extras.doctor.plan import commands
@@ -22,6 +22,7 @@ from grpo.extras.trl_options.read import options_of
 from grpo.rundir.history import named_run
 from grpo.utils.errors import ConfigError
 from grpo.utils.terminal import plain_console
+from rewards.checking import Parser
 
 PROGRAM = "grpo.doctor"
 STYLES = {"error": "bold red", "warning": "bold yellow", "info": "bold"}

@@ -10,13 +10,14 @@ import logging
 import shutil
 from pathlib import Path
 
-from grpo.cli import Parser, leave, quick_imports
+from grpo.cli import leave, quick_imports
 from grpo.extras.publishing import gguf, hub
 from grpo.extras.publishing.model_card import model_card
 from grpo.rundir.history import named_run
 from grpo.rundir.run_dir import Run, read_run
 from grpo.utils.atomic import atomic
 from grpo.utils.errors import ConfigError, RunError
+from rewards.checking import Parser
 
 PROGRAM = "grpo.export"
 DTYPES = ("float32", "bfloat16", "float16")

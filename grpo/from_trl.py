@@ -12,13 +12,14 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from grpo.cli import Parser, leave
+from grpo.cli import leave
 from grpo.config.schema import ROOT, register
 from grpo.extras.trl_options.convert import Experiment, convert
 from grpo.extras.trl_options.read import options_of
 from grpo.utils.atomic import atomic
 from grpo.utils.errors import ConfigError
 from grpo.utils.spoken import shown
+from rewards.checking import Parser
 
 PROGRAM = "grpo.from_trl"
 
@@ -38,6 +39,8 @@ def main() -> None:
             place = args.words.index("--output")
             args.output = Path(args.words.pop(place + 1))
             args.words.pop(place)
+        if len(args.words) > 1 and Path(args.words[0]).is_file():
+            raise ConfigError(f"{args.words[1]}: behind the file stands --output FILE, or nothing")
         name = Path(args.words[0]).stem if len(args.words) == 1 else "trl"
         output = args.output or Path("experiment") / f"{name}.yaml"
         if output.exists():
@@ -94,7 +97,7 @@ def show(experiment: Experiment, options: dict[str, Any], output: Path) -> None:
         print(f"{output}: move it into a folder experiment/, in which Hydra looks for it")
         return
     folder = shown(output.parent.parent)
-    print(f"{output}: python -m grpo.plan --config-dir {folder} +gpu=auto +experiment={output.stem}")
+    print(f"{output}: python -m grpo.plan --config-dir {folder} +gpu=any +experiment={output.stem}")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ import shlex
 from pathlib import Path
 
 from grpo.builtin.tasks.arithmetic import rows
-from grpo.cli import Parser, leave
+from grpo.cli import leave
 from grpo.config.schema import ROOT
 from grpo.utils.errors import ConfigError
+from rewards.checking import Parser
 
 PROGRAM = "grpo.init"
 TEMPLATE = Path(__file__).parent / "extras" / "project" / "template"

@@ -18,7 +18,7 @@ from hydra import initialize_config_dir
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from grpo.cli import Parser, check_can_train, leave
+from grpo.cli import check_can_train, leave
 from grpo.config.schema import ROOT, register
 from grpo.extras.measuring.cases import Case, cases
 from grpo.extras.measuring.processes import in_process
@@ -27,6 +27,7 @@ from grpo.rundir.files import write_json
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.hardware import check_pytorch_sees_gpu, free_gpu_memory, take_one_gpu, use_expandable_segments
 from grpo.utils.terminal import plain_console
+from rewards.checking import Parser
 
 PROGRAM = "grpo.measure"
 

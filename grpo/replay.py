@@ -14,11 +14,12 @@ from pathlib import Path
 
 from hydra.errors import HydraException
 
-from grpo.cli import Parser, leave, quick_imports
+from grpo.cli import leave, quick_imports
 from grpo.rundir.history import named_run
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.terminal import plain_console
 from grpo.utils.waiting import Waiting
+from rewards.checking import Parser
 
 PROGRAM = "grpo.replay"
 
@@ -56,7 +57,7 @@ def wanted(words: list[str]) -> tuple[int | None, list[str]]:
             overrides.append(word)
         else:
             raise ConfigError(
-                f"{word}: a single step=N, from 1, reward.NAME.fn=… or reward.NAME.kwargs.KEY=… is possible"
+                f"{word}: behind the run stands one step=N, from 1, or reward.NAME.fn=…, reward.NAME.kwargs.KEY=…"
             )
     return step, overrides
 

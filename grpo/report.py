@@ -12,7 +12,7 @@ from pathlib import Path
 from omegaconf.errors import OmegaConfBaseException
 from rich.table import Table
 
-from grpo.cli import Parser, leave
+from grpo.cli import leave
 from grpo.extras.page.watch import watch
 from grpo.reporting.comparison import comparison_of
 from grpo.reporting.content import completions_of, content_of, followed
@@ -24,6 +24,7 @@ from grpo.rundir.run_dir import is_run, read_run
 from grpo.rundir.sweep_dir import is_sweep
 from grpo.utils.errors import ConfigError
 from grpo.utils.terminal import plain_console
+from rewards.checking import Parser
 from rewards.probing.runs import LATEST
 
 PROGRAM = "grpo.report"

@@ -12,11 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grpo.cli import Parser, leave, quick_imports
+from grpo.cli import leave, quick_imports
 from grpo.rundir.history import named_run
 from grpo.utils.errors import ConfigError, RunError
 from grpo.utils.terminal import plain_console
 from grpo.utils.waiting import Waiting
+from rewards.checking import Parser
 
 PROGRAM = "grpo.why"
 
@@ -24,7 +25,9 @@ PROGRAM = "grpo.why"
 def main() -> None:
     """Run the command line."""
     parser = Parser(prog=f"python -m {PROGRAM}", description=__doc__)
-    parser.add_argument("runs", nargs=2, metavar="RUN", help="directories of two runs; latest: the one started last")
+    parser.add_argument(
+        "runs", nargs=2, metavar=("RUN", "OTHER"), help="directories of two runs; latest: the one started last"
+    )
     parser.add_argument("step", nargs="?", metavar="step=N", help="compare the steps before step N; all by default")
     parser.add_argument("--replay", action="store_true", help="compute the step in which they part again, of both")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

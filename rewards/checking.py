@@ -14,27 +14,51 @@ from rich.table import Column, Table
 from rewards.text import printable
 
 
-def options(command: str, description: str, fn: str, data: str, timeout: float) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Reads words behind a command; wrong ones end with a one-line error, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog.removeprefix('python -m ')}: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def seconds(text: str) -> float:
+    """Read a positive number of seconds; ValueError for another text."""
+    if not 0 < float(text) < float("inf"):
+        raise ValueError(text)
+    return float(text)
+
+
+def count(text: str) -> int:
+    """Read a positive whole number; ValueError for another text."""
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
+def options(command: str, description: str, fn: str, data: str, timeout: float) -> Parser:
     """Return a parser with the options of every check; `fn`, `data` and the default of `timeout` (seconds) differ."""
-    parser = argparse.ArgumentParser(prog=f"python -m {command}", description=description.splitlines()[0])
+    parser = Parser(prog=f"python -m {command}", description=description.splitlines()[0])
     parser.add_argument("fn", help=fn)
     parser.add_argument("--data", type=Path, help=f"JSONL with {data}")
-    parser.add_argument("--rows", type=int, default=50, help="rows of the data to try; default: 50")
+    parser.add_argument("--rows", type=count, default=50, help="rows of the data to try; default: 50")
     parser.add_argument(
-        "--timeout", type=float, default=timeout, help=f"limit of a call, seconds; default: {timeout:g}"
+        "--timeout", type=seconds, default=timeout, help=f"limit of a call, seconds; default: {timeout:g}"
     )
     return parser
 
 
-def read_rows(file: Path, count: int) -> list[dict[str, Any]]:
-    """Return the first `count` rows of a JSONL file.
+def read_rows(file: Path, most: int) -> list[dict[str, Any]]:
+    """Return the first `most` rows of a JSONL file.
 
     Raises:
-        ValueError: the file is empty, or a line is no JSON.
+        ValueError: there is no such file, it is empty, or a line is no JSON.
     """
+    if not file.is_file():
+        raise ValueError(f"{file}: there is no such file")
     rows = []
     with file.open() as lines:
-        for number, line in islice(((number, line) for number, line in enumerate(lines, 1) if line.strip()), count):
+        for number, line in islice(((number, line) for number, line in enumerate(lines, 1) if line.strip()), most):
             try:
                 rows.append(json.loads(line))
             except ValueError as error:

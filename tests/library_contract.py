@@ -54,6 +54,9 @@ WITHOUT_SOURCE = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": "likewise",
     "_flash_attention_forward": "likewise",
     "_flash_attention_backward": "likewise",
+    "_C": "PyTorch's module in C++",
+    "_dynamo": "of that: its compiler",
+    "_set_lru_cache": "likewise, which of several graphs is tried first",
 }
 """Private names that are data or operators; extras are not searched."""
 

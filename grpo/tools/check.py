@@ -12,7 +12,7 @@ import random
 import sys
 import tempfile
 import time
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -114,9 +114,8 @@ def check_tool(
             problems += tried.problems(f"{name} with {kind}")
             if kind == "valid arguments" and not tried.results and not problems:
                 advice = "" if examples else "; give it some with --arguments if it takes only special ones"
-                problems.append(
-                    f"{name}: fails with all {len(tried.errors)} arguments, {tried.errors[0]!r:.120}{advice}"
-                )
+                count = f"{len(tried.errors)} of {len(tried.errors)} calls"
+                problems.append(f"{name}: fails on {count}, {tried.errors[0]!r:.120}{advice}")
             if canary.exists():
                 problems.append(f"{name}: runs what it is given as code, or by a shell")
                 canary.unlink()
@@ -221,13 +220,28 @@ def check_rewards(
     return problems
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ArgumentTypeError(f'{text}: not a JSON object, as {{"expression": "1 + 2"}} is')
+    return value
+
+
 def main() -> None:
     """Run the command line."""
     fn = "path/to/file.py:name or package.module.name, of a function or an environment; or verifiers:NAME, a taskset"
     parser = options("grpo.tools.check", __doc__, fn, "rows of the data, for an environment's reset", timeout=5)
     parser.add_argument("--environment-id", help="task.environment_id of the run")
-    parser.add_argument("--environment-args", type=json.loads, default={}, help="task.environment_args, as JSON")
-    parser.add_argument("--arguments", type=json.loads, action="append", default=[], help="JSON that it has to take")
+    parser.add_argument("--environment-args", type=json_object, default={}, help="task.environment_args, as JSON")
+    parser.add_argument("--arguments", type=json_object, action="append", default=[], help="JSON that it has to take")
     args = parser.parse_intermixed_args()
     logging.disable(logging.WARNING)  # errors are in the tables
     run("grpo.tools.check", partial(check, args), "a run can use it")

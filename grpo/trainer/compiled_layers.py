@@ -2,7 +2,8 @@
 
 Layers of a class share one compiled function, in which lengths are variables. Whether a layer compiles is found by
 trying: without a break of its graph, and with the output and the gradient of the layer as it is. Where a layer does not
-(it keeps a state, or deals tokens out to experts), its parts are tried, and what does not compile stays as it is.
+(it keeps a state, deals tokens out to experts, or has tiles), its parts are tried, and what does not compile stays as
+it is.
 """
 
 import logging
@@ -21,7 +22,7 @@ from grpo.trainer.shared_prompts.attention import shared_attention
 from grpo.trainer.shared_prompts.states import state_layers
 from grpo.trainer.shared_prompts.trial import SharedPrompts, shared_scores, text_rows, undisturbed
 from grpo.utils.attention import policy_of, relative_rounding
-from grpo.utils.modes import in_mode
+from grpo.utils.modes import in_mode, oldest_graph_first
 from grpo.utils.oom import tried
 from grpo.utils.patching import replaced
 
@@ -52,9 +53,10 @@ class CompiledLayers:
     @contextmanager
     def on(self, model: Any) -> Iterator[None]:
         """While inside, the compiled layers of a policy compute; the backward pass belongs inside, too."""
-        if self.forwards is None:
-            self.forwards = self._try(model)
         with ExitStack() as stack:
+            stack.enter_context(oldest_graph_first())
+            if self.forwards is None:
+                self.forwards = self._try(model)
             for module, forward in self.forwards.items():
                 stack.enter_context(replaced(module, "forward", MethodType(forward, module)))
             yield
@@ -74,10 +76,8 @@ class CompiledLayers:
             for kind, layer in kinds.items():
                 reason, parts[kind] = why_not(layer, calls, rounding), [""]
                 if reason:
-                    # parts see several shapes: one could be recomputed by another of its graphs (pytorch#166926)
-                    whole = layer.gradient_checkpointing or in_tiles(layer)
-                    children = [] if whole else layer.named_children()
-                    parts[kind] = names = [name for name, part in children if not why_not(part, calls, rounding)]
+                    names = [name for name, part in layer.named_children() if not why_not(part, calls, rounding)]
+                    parts[kind] = names
                     only = f"only its {', '.join(names)}" if names else "not compiled"
                     log.warning("%s: %s, as %s", type(layer).__name__, only, reason)
         log.warning("compiled the decoder layers in %.0f s", time.perf_counter() - started)
@@ -110,7 +110,7 @@ def why_not(module: Any, calls: dict[torch.nn.Module, Call], rounding: float) ->
     """
     if state_layers(module):
         return "it keeps a state"
-    if in_tiles(module):
+    if has_other_forward(module):  # nor is a layer of tiles: these are views, and the place of a view is in its graph
         return "a part of it is computed in tiles, or has hooks"
     if module not in calls:
         return "it is not called"
@@ -124,7 +124,7 @@ def why_not(module: Any, calls: dict[torch.nn.Module, Call], rounding: float) ->
     return reason and reason.split(" Explanation:")[0][:120]  # of PyTorch's, a paragraph
 
 
-def in_tiles(module: torch.nn.Module) -> bool:
+def has_other_forward(module: torch.nn.Module) -> bool:
     """Return whether a part of a module is computed by another function than its class's."""
     return any(isinstance(vars(part).get("forward"), MethodType) for part in module.modules())
 

@@ -1,4 +1,4 @@
-"""Evaluation mode for all that samples and scores."""
+"""Modes of a model and of PyTorch while a block runs: evaluation, and the order of compiled graphs."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,3 +27,17 @@ def in_mode(modules: Iterable[torch.nn.Module], training: bool) -> Iterator[None
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def oldest_graph_first() -> Iterator[None]:
+    """While inside, a function that was compiled several times takes the first of its graphs that fits.
+
+    PyTorch takes the one that was used last, which may be another when a checkpointed layer is computed again
+    (pytorch#166926).
+    """
+    torch._C._dynamo.eval_frame._set_lru_cache(False)
+    try:
+        yield
+    finally:
+        torch._C._dynamo.eval_frame._set_lru_cache(True)

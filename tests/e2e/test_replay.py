@@ -91,7 +91,10 @@ def test_runs_that_part_are_told_apart(folder: Path) -> None:
     [
         (["run", "step=9"], "run: step=9: its last step is 4; steps 3 to 4 can be computed"),
         (["run", "step=1"], "run: step=1: its records are not kept; replay.keep is the number of steps that are"),
-        (["run", "step=3", "step=4"], "step=4: a single step=N, from 1, reward.NAME.fn=… or reward.NAME.kwargs.KEY=…"),
+        (
+            ["run", "step=3", "step=4"],
+            "step=4: behind the run stands one step=N, from 1, or reward.NAME.fn=…",
+        ),
         (["nowhere"], "nowhere: there is no such directory"),
         (["run/replay"], "run/replay: no run, as there is no resolved_config.yaml"),
         (["run", "reward.short.fn=missing.py:short"], "there is no file"),

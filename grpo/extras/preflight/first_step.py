@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainerState, set_seed
 
 from grpo.config.facts import sharding_strategy
 from grpo.options import steps_in_backward
-from grpo.rundir.files import write_json
+from grpo.rundir.files import read_json, write_json
 from grpo.trainer import ExactGRPOTrainer, trl
 from grpo.trainer.batch import Batch, as_sequences, images_of, loss_mask
 from grpo.trainer.rollout.completion import Completion
@@ -214,9 +214,8 @@ def gain_of(batch: Batch, change: torch.Tensor) -> float:
 
 
 def read_step(folder: Path, config: DictConfig) -> FirstStep | None:
-    """Return the first step that a call has written; None if there is none of this configuration."""
-    file = folder / FILE
-    content = json.loads(file.read_text()) if file.is_file() else {}
+    """Return the first step that a call has written; None if there is none of this configuration, or it is torn."""
+    content = read_json(folder / FILE)
     if content.pop("key", None) != digest_of(config):
         return None
     return FirstStep(**content | {"steps": [Step(**step) for step in content["steps"]]})

@@ -31,7 +31,7 @@ def number(value: float) -> str:
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """Print a report; its last lines are the verdict and a command."""
+    """Print a report; its last lines are the verdict, and the command of a run that learns if there is one."""
 
     def show_lines(lines: list[tuple[str, str]]) -> None:
         for name, text in lines:
@@ -45,7 +45,8 @@ def show(report: dict[str, Any], console: Console) -> None:
     for suggestion in report["suggestions"]:
         words = " ".join(suggestion["overrides"])
         console.print(f"  {words}\n      {effect(suggestion)}", soft_wrap=True)
-    console.print(report["command"], soft_wrap=True)
+    if report["learns"] or report["suggestions"]:
+        console.print(report["command"], soft_wrap=True)
 
 
 def before_groups(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -192,7 +193,7 @@ def of_rate(rates: dict[str, Any]) -> list[tuple[str, str]]:
         return [("rate", f"not tried: {rates['reason']}")]
     text = f"train.learning_rate={rates['configured']:g}"
     if suggested := rates["suggested"]:
-        near = max(suggested / rates["configured"], rates["configured"] / suggested) <= NEAR
+        near = suggested / NEAR <= rates["configured"] <= suggested * NEAR
         text += f", near the suggested {suggested:.1g}" if near else f"; about {suggested:.1g} is suggested"
     for step in rates["steps"]:
         if step["rate"] == rates["configured"]:

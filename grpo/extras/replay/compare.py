@@ -79,7 +79,7 @@ def read_record(file: Path) -> Record:
     try:
         return torch.load(file, weights_only=True)
     except (RuntimeError, EOFError, UnpicklingError, KeyError) as error:
-        raise ConfigError(f"{file}: torn, or changed: its step cannot be computed again; name another step") from error
+        raise ConfigError(f"{file}: torn, or changed: only steps before it can be computed again") from error
 
 
 def differences(before: Records, now: Records, step: int, tolerance: float, order: bool = True) -> list[Difference]:
@@ -150,7 +150,7 @@ def of_tensors(name: str, then: Record, now: Record) -> Iterator[tuple[str, floa
         return
     apart = (before.double() - today.double()).abs().nan_to_num(torch.inf)
     if apart.any():
-        place = tuple(int(index[0]) for index in apart.nonzero(as_tuple=True))
+        place = tuple(apart.nonzero()[0].tolist())  # none of a number
         row = f"{name} of completion {place[0]}" if place else name
         token = f", token {place[1]}" if len(place) > 1 else ""
         yield row + token, apart.max().item(), f"{before[place].item():.6g}, now {today[place].item():.6g}"

@@ -47,7 +47,10 @@ def compared(run: Path, other: Path, until: int | None = None) -> dict[str, Any]
         ConfigError: a run has kept no digests, or both have no step in common.
     """
     lines, others = steps_of(run), steps_of(other)
-    common = [step for step in sorted(lines.keys() & others.keys()) if until is None or step < until]
+    both = lines.keys() & others.keys()
+    if until is not None and both and until > max(both) + 1:
+        raise ConfigError(f"step={until}: the last step that both runs have kept is {max(both)}")
+    common = [step for step in sorted(both) if until is None or step < until]
     if not common:
         spans = " and ".join(
             f"steps {min(steps)} to {max(steps)} of {folder}" for steps, folder in ((lines, run), (others, other))
@@ -79,8 +82,7 @@ def first_difference(lines: Lines, others: Lines, steps: list[int]) -> tuple[int
     """Return the first step in which the digests of two runs differ, and the stage; None without one."""
     for step in steps:
         for name, stage in DIGESTS.items():
-            both = ([line.get(name) for line in of_run[step]] for of_run in (lines, others))
-            values, other_values = both
+            values, other_values = ([line.get(name) for line in of_run[step]] for of_run in (lines, others))
             if values != other_values:
                 return step, stage
     return None
@@ -112,7 +114,7 @@ def judged(stage: str | None, parts: tuple[int, str] | None, last: int) -> tuple
     if stage is None:
         return True, "it is not known on which stage it acts"
     if stage != "start" and is_before(first, stage):
-        return False, f"it acts on the {STAGES[stage]}, which come after the {STAGES[first]} of step {step}"
+        return False, f"it acts on the {STAGES[stage]}, after the {STAGES[first]} of step {step}"
     if stage != first and step > 1:
         return True, f"it acts on the {STAGES[stage]}, and did not before step {step}"
     return True, f"it acts on the {STAGES[stage]}"
@@ -120,12 +122,26 @@ def judged(stage: str | None, parts: tuple[int, str] | None, last: int) -> tuple
 
 def machine_of(origin: dict[str, Any], other: dict[str, Any]) -> list[dict[str, Any]]:
     """Return in which versions, devices, threads and reward functions two runs differ."""
-    flat, other_flat = ({k: v for k, v in flattened(o).items() if not k.startswith("config.")} for o in (origin, other))
+    of_keys = ("config.", "max_steps")  # of which `keys_of` tells
+    flat, other_flat = ({k: v for k, v in flattened(o).items() if not k.startswith(of_keys)} for o in (origin, other))
     return [
         {"key": key, "values": [flat.get(key), other_flat.get(key)]}
         for key in dict.fromkeys([*flat, *other_flat])
         if flat.get(key) != other_flat.get(key)
     ]
+
+
+def of_both(text: str) -> str:
+    """Return a difference between a run and now as one between two runs."""
+    words = {
+        ", now ": " and ",
+        "skipped now": "skipped in the second run",
+        "skipped in the run": "skipped in the first run",
+    }
+    words |= {"there is none now": "the second run has none", "there is none in the run": "the first run has none"}
+    for word, instead in words.items():
+        text = text.replace(word, instead)
+    return text
 
 
 def show(result: dict[str, Any], console: Console) -> None:
@@ -140,7 +156,7 @@ def show(result: dict[str, Any], console: Console) -> None:
         say(f"the runs part in step {parts['step']}: {STAGES[parts['stage']]}{before}")
         for item in result["differences"]:
             place = f"{item['where']}: " if item["where"] else ""
-            say(f"  {STAGES[item['stage']]}: {place}{item['text'].replace(', now ', ' and ')}")
+            say(f"  {STAGES[item['stage']]}: {place}{of_both(item['text'])}")
         if not result["differences"]:
             say(f"  the records of step {parts['step']} are not kept by both; with a larger replay.keep they say more")
     else:

@@ -75,6 +75,9 @@ def convert(options: Options) -> Experiment:
     """
     if not options.get("model_name_or_path"):  # the only option without which nothing can be said
         raise ConfigError("no model_name_or_path: the options are those of `trl grpo`, which needs it")
+    for name in ("use_vllm", "use_peft", "load_in_4bit"):
+        if not isinstance(options.get(name, False), bool):
+            raise ConfigError(f"{name}: {options[name]}: true or false is needed")
     experiment, rest = Experiment(), dict(options)
     refuse(rest, experiment)
     for part in (convert_model, convert_adapter, convert_data, convert_rewards, convert_launch, convert_training):
@@ -91,9 +94,9 @@ def refuse(rest: Options, experiment: Experiment) -> None:
     for name in rest.pop("launcher", ()):
         experiment.refused[name] = "the launcher's: docs/scaling.md"
     if not {"dataset_name", "datasets"} & rest.keys():
-        experiment.refused["dataset_name"] = "there is none; add task.dataset.path to the file"
+        experiment.refused["dataset_name"] = "it is not set; add task.dataset.path to the file"
     if not {"reward_funcs", "reward_model_name_or_path"} & rest.keys():
-        experiment.refused["reward_funcs"] = "there is none; add reward.NAME.fn to the file"
+        experiment.refused["reward_funcs"] = "it is not set; add reward.NAME.fn to the file"
     for name in ("trust_remote_code", "load_in_8bit"):
         if rest.get(name) is False:
             rest.pop(name)

@@ -26,6 +26,6 @@ def guard_acted(run: Run) -> Finding | None:
     }
     falls = sum(look["event"] in ("rollback", "fall") for look in looks)
     lower = f"begin with train.learning_rate={run.config.train.learning_rate / 2**falls:g}, clip more (train.epsilon), "
-    lower += "or read the completions since the best look: does the reward pay for something else than answers?"
+    lower += "or read the completions since the best look: does the reward pay for anything but answers?"
     evidence = "; ".join(f"step {look['step']}: {look['reason']}" for look in looks)
     return Finding(f"guard_{event}", TITLES[event], evidence, advice.get(event, lower))

@@ -88,8 +88,13 @@ def test_what_is_no_tool_is_one_line_and_status_2(tmp_path: Path) -> None:
         ("none.py:Env",): "none.py:Env: there is no file",
         ("grpo.builtin.tasks.calculator.value_of",): "value_of",
         ("grpo.builtin.tasks.calculator.calculator", "--data", "rows.jsonl"): "rows.jsonl: the file has no rows",
+        ("grpo.builtin.tasks.calculator.calculator", "--data", "none.jsonl"): "none.jsonl: there is no such file",
+        ("grpo.builtin.tasks.calculator.calculator", "--arguments", "[1]"): "[1]: not a JSON object",
+        ("grpo.builtin.tasks.calculator.calculator", "--timeout", "-1"): "invalid seconds value: '-1'",
+        ("grpo.builtin.tasks.calculator.calculator", "--rows", "0"): "invalid count value: '0'",
     }.items():
         done = command("grpo.tools.check", *arguments, cwd=tmp_path)
         assert done.returncode == 2, done.stdout
-        (line,) = [line for line in done.stderr.splitlines() if line.startswith("grpo.tools.check: ")]
-        assert says in line
+        assert done.stderr.startswith("grpo.tools.check: ")
+        assert done.stderr.count("\n") == 1
+        assert says in done.stderr

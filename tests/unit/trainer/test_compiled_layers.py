@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl import GRPOTrainer
 
@@ -16,6 +17,7 @@ from grpo.trainer import ExactGRPOTrainer, compiled_layers
 from grpo.trainer.shared_prompts import attention, merged, varlen
 from grpo.trainer.shared_prompts.merged import is_exact
 from grpo.trainer.shared_prompts.varlen import segments_of
+from grpo.utils.modes import oldest_graph_first
 from tests.flash_kernel import Kernel
 from tests.stock_trl import make, relative_difference, rollouts, train
 
@@ -118,26 +120,43 @@ def test_layers_are_compiled_once_for_all_lengths(
 @pytest.mark.parametrize(
     ("family", "options", "parts", "reason"),
     [
-        ("qwen3_moe", EXPERTS, {"self_attn", "input_layernorm", "post_attention_layernorm"}, "Qwen3MoeDecoderLayer"),
-        (
-            "qwen3_5_text",
-            {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
-            {"mlp", "input_layernorm", "post_attention_layernorm"},
-            "as it keeps a state",
-        ),
+        ("qwen3_moe", EXPERTS, {"self_attn"}, "Qwen3MoeDecoderLayer"),
+        ("qwen3_5_text", {"num_hidden_layers": 1, "layer_types": ["linear_attention"]}, {"mlp"}, "as it keeps a state"),
+        ("llama", {"num_hidden_layers": 1}, {"self_attn"}, "as a part of it is computed in tiles"),
     ],
 )
 def test_parts_are_compiled_where_a_layer_is_not(
     family: str, options: dict[str, Any], parts: set[str], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Also where the layer is checkpointed."""
     torch._dynamo.reset()
-    ours = trainer(tmp_path, policy(family, **options))
+    update = Update(300, compile=True, mlp_tile=64 if family == "llama" else None)
+    theirs = train(trainer(tmp_path, policy(family, **options), GRPOTrainer, gradient_checkpointing=True))
+    ours = trainer(tmp_path, policy(family, **options), update=update, gradient_checkpointing=True)
     with caplog.at_level(logging.WARNING), pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled_layers, "BACKEND", "aot_eager")
-        ours.train()
+        record = train(ours, start_from=theirs.weights)
+    assert max(map(relative_difference, record.gradients, theirs.gradients)) <= 1e-5
     names = {name for name, module in ours.model.named_modules() if module in ours.compiled.forwards}
-    assert {name.split(".", 3)[3] for name in names if name.startswith("model.layers.0.")} == parts
+    norms = {"input_layernorm", "post_attention_layernorm"}
+    assert {name.split(".", 3)[3] for name in names if name.startswith("model.layers.0.")} == parts | norms
     assert sum(reason in record.message for record in caplog.records) == 1
+
+
+def test_a_checkpointed_layer_is_computed_again_by_its_graph() -> None:
+    """Of two that fit, PyTorch would take the one that was used last, which may have saved other tensors."""
+    used: list[int] = []
+
+    def noted(graph: Any, inputs: Any) -> Any:
+        number = max([-1, *used]) + 1
+        return lambda *args: (used.append(number), graph.forward(*args))[1]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda hidden: hidden.sin().cos(), backend=noted)  # the second length is a variable
+    with oldest_graph_first():
+        hidden = [torch.ones(length, requires_grad=True) for length in (4, 8)]
+        sum(checkpoint(compiled, part, use_reentrant=False).sum() for part in hidden).backward()
+    assert used == [0, 1, 1, 0]
 
 
 def test_layers_that_compile_to_something_else_stay_as_they_are(
@@ -153,13 +172,6 @@ def test_layers_that_compile_to_something_else_stay_as_they_are(
         ours.train()
     assert ours.compiled.forwards == {}
     assert "LlamaDecoderLayer: not compiled, as its results differ by 1.0e-02" in caplog.text
-
-
-def test_layers_in_tiles_stay_as_they_are(tmp_path: Path, quick: list[Any], caplog: pytest.LogCaptureFixture) -> None:
-    options = {"update": Update(300, compile=True, mlp_tile=64)}
-    assert max(differences(tmp_path, lambda: policy("llama"), **options)) <= 1e-5
-    assert "LlamaDecoderLayer: not compiled, as a part of it is computed in tiles" in caplog.text
-    assert not quick
 
 
 def test_a_gpu_compiles_and_a_cpu_does_if_asked(tmp_path: Path) -> None:

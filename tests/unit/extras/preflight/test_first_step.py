@@ -150,6 +150,8 @@ def test_steps_are_read_back_for_the_same_settings(tmp_path: Path, composed: Cal
     assert read_step(tmp_path, composed("train.seed=1", "preflight.problems=9")) == first_step
     assert read_step(tmp_path, composed("train.seed=2")) is None
     assert read_step(tmp_path / "none", config) is None
+    (tmp_path / "first_step.json").write_text('{"key": ')
+    assert read_step(tmp_path, config) is None, "torn"
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,11 @@ def test_the_text_ends_with_the_verdict_and_a_command(
     assert "now 2" in text
     assert text.index(content["verdict"]) < text.index(content["command"])
     assert text.rstrip().endswith(content["command"])
+    rates = content["learning_rate"] | {"configured": 0.0}
+    show(content | {"learns": False, "suggestions": [], "learning_rate": rates}, Console(width=100))
+    text = capsys.readouterr().out
+    assert "train.learning_rate=0; about" in text
+    assert content["command"] not in text, "nothing is to be run"
 
 
 def test_the_page_is_self_contained_and_escapes_completions(

@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from grpo.config.library import GRPO_CONFIG, library_fields
 from grpo.extras.replay.acts import NOTHING, stage_of
-from grpo.extras.replay.compare import STAGES
+from grpo.extras.replay.compare import STAGES, of_tensors
 from grpo.extras.replay.recorder import recorder
-from grpo.extras.replay.why import compared, keys_of
+from grpo.extras.replay.why import compared, keys_of, of_both
 from grpo.options import Update
 from grpo.rundir.files import RESOLVED_CONFIG
 from grpo.utils.errors import ConfigError
@@ -57,6 +58,16 @@ def test_only_steps_before_the_asked_one_are_compared(run: Path, tmp_path: Path)
     assert result["parts"] is None
     (row,) = [row for row in result["keys"] if row["key"] == "train.lr_scheduler_type"]
     assert row["reason"] == "all stages are equal up to step 1"
+    with pytest.raises(ConfigError, match="step=9: the last step that both runs have kept is 3"):
+        compared(run, other, until=9)
+
+
+def test_a_difference_of_numbers_is_a_difference() -> None:
+    """Rollouts have tensors without a dimension."""
+    before, now = ({"num_items_in_batch": torch.tensor(count)} for count in (3, 4))
+    assert list(of_tensors("num_items_in_batch", before, now)) == [("num_items_in_batch", 1.0, "3, now 4")]
+    (missing,) = of_tensors("num_items_in_batch", {}, now)
+    assert of_both(missing[2]) == "the first run has none"
 
 
 def test_a_key_of_a_later_stage_cannot_be_why() -> None:
@@ -64,7 +75,7 @@ def test_a_key_of_a_later_stage_cannot_be_why() -> None:
     rows = {row["key"]: row for row in keys_of(*origins, (5, "completions"), 9)}
     assert rows["train.temperature"]["can"]
     assert not rows["train.max_grad_norm"]["can"]
-    assert rows["train.max_grad_norm"]["reason"].endswith("come after the completions as a batch of step 5")
+    assert rows["train.max_grad_norm"]["reason"].endswith("after the completions as a batch of step 5")
 
 
 def test_a_run_without_records_says_since_when(run: Path, tmp_path: Path) -> None:

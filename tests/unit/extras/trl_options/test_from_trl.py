@@ -184,6 +184,8 @@ def test_options_without_a_place_are_named_with_the_way(converted: Any, capsys: 
         ([*MODEL, "--learning_rate", "fast"], "learning_rate: Value 'fast'"),
         ([*MODEL, "--use_vllm", "--vllm_mode", "foo"], "vllm_mode=foo: colocate or server"),
         (["trl", "grpo", "--learning_rate", "1"], "no model_name_or_path"),
+        (["list.yaml", "--outptu", "x"], "--outptu: behind the file stands --output FILE, or nothing"),
+        ([*MODEL, "--use_vllm", "maybe"], "use_vllm: maybe: true or false is needed"),
     ],
     ids=str,
 )
