@@ -22,8 +22,9 @@ from grpo.trainer.shared_prompts.attention import shared_attention
 from grpo.trainer.shared_prompts.states import state_layers
 from grpo.trainer.shared_prompts.trial import SharedPrompts, shared_scores, text_rows, undisturbed
 from grpo.utils.attention import policy_of, relative_rounding
+from grpo.utils.errors import DoesNotFit, described
 from grpo.utils.modes import in_mode, oldest_graph_first
-from grpo.utils.oom import tried
+from grpo.utils.oom import is_out_of_memory, tried
 from grpo.utils.patching import replaced
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,14 @@ class CompiledLayers:
             for module, forward in self.forwards.items():
                 stack.enter_context(replaced(module, "forward", MethodType(forward, module)))
             yield
+
+    def gives_up(self, error: RuntimeError) -> bool:
+        """Return whether compiled layers may be what failed; from then on the layers compute as they are."""
+        if not self.forwards or is_out_of_memory(error) or isinstance(error, DoesNotFit):
+            return False
+        self.forwards = {}
+        log.warning("compiled layers failed, and compute as they are from now on: %s", described(error))
+        return True
 
     def _try(self, model: Any) -> dict[torch.nn.Module, Forward]:
         started = time.perf_counter()

@@ -167,8 +167,10 @@ def of_update(then: Record, now: Record, rewards: Sequence[str]) -> Parts:
         elif not torch.equal(before[number], today[number]):
             apart = apart_by(before[number], today[number])
             worst = max(apart_by(before[key], today[key]).max().item() for key in before.keys() & today.keys())
-            place = f"completion {number}, token {int(apart.argmax())}"
-            yield "log-probabilities", place, worst, f"{apart.max().item():.2g} nats"
+            place, text = f"completion {number}, token {int(apart.argmax())}", f"{apart.max().item():.2g} nats"
+            if before[number].shape != today[number].shape:
+                text = f"another completion: {before[number].numel()} tokens, now {today[number].numel()}"
+            yield "log-probabilities", place, worst, text
             break
     if "loss" in then and "loss" in now and then["loss"] != now["loss"]:
         apart = abs(then["loss"] - now["loss"])

@@ -72,9 +72,17 @@ def in_microbatches(
         with replaced(trainer, "part", part):
             return trl.score(trainer, model, *as_sequences(inputs), **arguments)
 
-    compiled = trainer.compiled.on(model) if trainer.compiled and model is trainer.model else nullcontext()
-    with trainer.clock.of("logprobs", trainer.model.training), trainer.memory.of("logprobs"), compiled:
-        return *score_all(of_part, batch, compute_entropy, trainer.packing, trainer.budget, trainer.survives), None
+    def scores() -> Scores:
+        compiled = trainer.compiled.on(model) if trainer.compiled and model is trainer.model else nullcontext()
+        with trainer.clock.of("logprobs", trainer.model.training), trainer.memory.of("logprobs"), compiled:
+            return *score_all(of_part, batch, compute_entropy, trainer.packing, trainer.budget, trainer.survives), None
+
+    try:
+        return scores()
+    except RuntimeError as error:
+        if not (trainer.compiled and trainer.compiled.gives_up(error)):
+            raise
+    return scores()
 
 
 def forward(

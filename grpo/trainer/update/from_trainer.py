@@ -1,6 +1,5 @@
 """Builds the update of a trainer from its options."""
 
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -35,6 +34,6 @@ def step_update_of(trainer: Any, traits: LossTraits) -> StepUpdate:
         longest=trainer.max_completion_length,
         sharded=trainer.sharded,
         survives=trainer.survives,
-        compiled=trainer.compiled.on if trainer.compiled else nullcontext,
+        compiled=trainer.compiled,
         finished=FinishedLayers() if finishes else None,
     )

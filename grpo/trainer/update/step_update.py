@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from accelerate.utils import DistributedType, gather_object
 from grpo.options import Update
 from grpo.trainer import trl
 from grpo.trainer.batch import Batch, loss_mask, take
+from grpo.trainer.compiled_layers import CompiledLayers
 from grpo.trainer.measurements import MemoryReadings
 from grpo.trainer.microbatch import cost, has_work, loss_fractions, too_long
 from grpo.trainer.packing import Packing
@@ -57,6 +58,8 @@ class Attempt:
     """The micro-batch that ran out of memory and was finished."""
     alone: bool = False
     """Whether the attempt before failed at a single sequence."""
+    uncompiled: bool = False
+    """Whether it failed in compiled layers, and not for lack of memory."""
 
 
 class StepUpdate:
@@ -74,7 +77,7 @@ class StepUpdate:
         longest: tokens of the longest completion.
         sharded: whether each process has a part of the weights.
         survives: whether to try again after an exception.
-        compiled: makes a context in which the layers of a policy are compiled.
+        compiled: the layers of the policy, where they are compiled.
         finished: the layers of a sharded policy, where they finish a micro-batch after an OOM.
     """
 
@@ -92,7 +95,7 @@ class StepUpdate:
         longest: int,
         sharded: bool = False,
         survives: Callable[[BaseException], bool] = is_out_of_memory,
-        compiled: Callable[[Any], AbstractContextManager[None]] = nullcontext,
+        compiled: CompiledLayers | None = None,
         finished: FinishedLayers | None = None,
     ) -> None:
         self.options, self.traits, self.loss, self.accelerator = options, traits, loss, accelerator
@@ -138,8 +141,12 @@ class StepUpdate:
                 attempt.computed.append(microbatch)
                 attempt.unread.append(metrics)
 
-        shrink, anywhere = partial(self._shrink, model), partial(self._anywhere, attempt)
-        smaller_until_it_fits(divided, backward, shrink, advice, self.survives, anywhere)
+        def survives(error: RuntimeError) -> bool:
+            attempt.uncompiled = self.compiled is not None and self.compiled.gives_up(error)
+            return attempt.uncompiled or self.survives(error)
+
+        shrink, anywhere = partial(self._shrink, model, attempt), partial(self._anywhere, attempt)
+        smaller_until_it_fits(divided, backward, shrink, advice, survives, anywhere)
         parts = len(slices) * self.accelerator.num_processes
         for microbatch, values in zip(attempt.computed, read(attempt.unread), strict=True):
             attempt.metrics.add(values, microbatch.tokens, len(microbatch), microbatch.part.weight / parts)
@@ -159,7 +166,7 @@ class StepUpdate:
             microbatches += [nothing(batches)] * (most - len(microbatches))
         attempt.microbatches = microbatches
         attempt.loss = torch.zeros((), device=self.accelerator.device)
-        attempt.computed, attempt.unread, attempt.failed = [], [], None
+        attempt.computed, attempt.unread, attempt.failed, attempt.uncompiled = [], [], None, False
         if self.finished:
             self.finished.error = None
         attempt.metrics = count(batches, microbatches, by_sequence=self.traits.by_sequence)
@@ -177,8 +184,10 @@ class StepUpdate:
             attempt.alone = len(attempt.failed) == 1
         return any_of(self.accelerator, failed, hopeless)
 
-    def _shrink(self, model: Any, failed: StepMicrobatch | None) -> None:
+    def _shrink(self, model: Any, attempt: Attempt, failed: StepMicrobatch | None) -> None:
         self.drop_gradients(model)
+        if attempt.uncompiled:
+            return
         self.budget.halve(failed.part.tokens if failed else self.budget.tokens)
         log.warning("out of memory in the update: at most %d tokens at once from now on", self.budget.tokens)
 
@@ -249,7 +258,8 @@ class StepUpdate:
         trl.synchronize_gradients(self.accelerator, not alone)
         try:
             finished = self.finished.on(model) if self.finished else nullcontext()
-            with shared_attention(model) if microbatch.part.shared else nullcontext(), self.compiled(model), finished:
+            compiled = self.compiled.on(model) if self.compiled else nullcontext()
+            with shared_attention(model) if microbatch.part.shared else nullcontext(), compiled, finished:
                 loss, metrics = self.loss(model, inputs, microbatch, alone)
                 loss = loss * microbatch.part.weight
                 self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))

@@ -174,6 +174,34 @@ def test_layers_that_compile_to_something_else_stay_as_they_are(
     assert "LlamaDecoderLayer: not compiled, as its results differ by 1.0e-02" in caplog.text
 
 
+@pytest.mark.parametrize("in_update", [True, False])
+def test_what_a_compiled_layer_fails_in_is_repeated(
+    in_update: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it, a step or the scoring of its rollouts, and in no smaller micro-batches than before."""
+    calls = iter(range(12 * in_update))  # the trial has fewer
+
+    def fails_later(graph: Any, inputs: Any) -> Any:
+        def forward(*args: Any) -> Any:
+            if torch.is_grad_enabled() == in_update and next(calls, None) is None:
+                raise RuntimeError("a kernel that fails")
+            return graph.forward(*args)
+
+        return forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(compiled_layers, "BACKEND", fails_later)
+    theirs = train(trainer(tmp_path, policy("llama"), GRPOTrainer, num_iterations=2))
+    ours = trainer(tmp_path, policy("llama"), num_iterations=2)
+    with caplog.at_level(logging.WARNING):
+        record = train(ours, start_from=theirs.weights)
+    assert max(map(relative_difference, record.gradients, theirs.gradients)) <= 1e-5
+    assert ours.compiled.forwards == {}
+    assert caplog.text.count("compiled layers failed, and compute as they are from now on: RuntimeError: a kernel") == 1
+    assert {log["update/max_tokens_per_microbatch"] for log in record.logs} == {300}
+    assert {log["update/oom_retries"] for log in record.logs} == {0}
+
+
 def test_a_gpu_compiles_and_a_cpu_does_if_asked(tmp_path: Path) -> None:
     assert trainer(tmp_path, policy("llama"), update=Update(300)).compiled is None
     assert trainer(tmp_path, policy("llama"), update=Update(300, compile=True)).compiled is not None
