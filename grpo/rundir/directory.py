@@ -90,7 +90,8 @@ def check_directory(run_dir: Path, resume_from: str | bool | None) -> None:
     if resume_from and has_checkpoint and is_own:
         return
     status = read_json(run_dir / "summary.json").get("status", "torn")
-    remedy = f", or continue it with {KEY}=auto" if has_checkpoint else ""
+    word = "continue" if has_checkpoint else "" if completed else "repeat"
+    remedy = f", or {word} it with {KEY}=auto" if word else ""
     raise ConfigError(
         f"hydra.run.dir={run_dir}: there is a run in it ({'killed' if status == 'running' else status}); choose "
         f"another directory{remedy}"

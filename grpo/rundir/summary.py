@@ -41,9 +41,9 @@ def last_lines(summary: dict[str, Any], run_dir: Path, links: bool) -> list[str]
     """
     accuracies = [summary.get(f"accuracy_{when}") for when in ("before", "after")]
     result = " -> ".join(f"{accuracy:.1%}" for accuracy in accuracies if accuracy is not None)
-    lines = [
-        f"{f'accuracy {result}, ' if result else ''}{summary.get('steps', 0)} steps, {summary['wall_time_s']:.0f} s"
-    ]
+    steps = summary.get("steps", 0)
+    done = f"{steps} step{'s' * (steps != 1)}, {summary['wall_time_s']:.0f} s"
+    lines = [f"accuracy {result}, {done}" if result else done]
     page, name = run_dir / "report.html", shlex.quote(shown(run_dir))
     findings = read_json(run_dir / "report.json").get("findings", [])
     if page.is_file():

@@ -73,7 +73,7 @@ def step_of(entry: Row) -> int | None:
     for name in STEP_NAMES:
         value = entry.get(name)
         step = number(value.partition("/")[0] if isinstance(value, str) else value)
-        if step is not None and abs(step) < 2**53:
+        if step is not None and 0 <= step < 2**53:
             return int(step)
     return None
 

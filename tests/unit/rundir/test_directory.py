@@ -161,8 +161,13 @@ def test_only_what_continues_a_run_enters_its_directory(
     if refused is None:
         check_directory(run, named)
     else:
-        with pytest.raises(ConfigError, match=rf"there is a run in it \({refused}\); choose another directory"):
+        with pytest.raises(
+            ConfigError, match=rf"there is a run in it \({refused}\); choose another directory"
+        ) as error:
             check_directory(run, named)
+        remedy = {2: ", or continue it with", None: "" if refused == "completed" else ", or repeat it with"}[step]
+        assert remedy in str(error.value)
+        assert str(error.value).endswith("=auto" if remedy else "directory")
 
 
 def test_latest_resumes_from_the_run_that_was_started_last(
