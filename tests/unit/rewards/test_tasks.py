@@ -90,7 +90,7 @@ def test_the_check_takes_a_task_for_rows_that_a_reward_needs(folder: Path) -> No
         (["task=bad.yaml"], "bad.yaml: while scanning for the next token found character "),
         (["task=sums_of_mine", "--data", "rows.jsonl"], "task=sums_of_mine: a task has its own rows; leave out --data"),
         (["task=sums", "task.dataset.generator=no.such"], "task=sums: ModuleNotFoundError: No module named 'no'"),
-        (["task=sums_of_mine", "task.dataset.path=no.jsonl"], "[Errno 2] No such file or directory: 'no.jsonl'"),
+        (["task=sums_of_mine", "task.dataset.path=no.jsonl"], "no.jsonl: there is no such file"),
     ],
 )
 def test_a_task_without_rows_is_a_line(words: list[str], message: str, folder: Path) -> None:
