@@ -59,7 +59,7 @@ class Attempt:
     alone: bool = False
     """Whether the attempt before failed at a single sequence."""
     uncompiled: bool = False
-    """Whether it failed in compiled layers, and not for lack of memory."""
+    """Whether the attempt before failed in compiled layers, not for lack of memory."""
 
 
 class StepUpdate:
